@@ -1,7 +1,7 @@
 """The Serve request router of the pools, a thin layer over `cluster.routing`.
 
-Every process that has a handle of a pool has a router. Serve copies this class with its module into
-each process, so a process finds its routers through `cluster.routers`, which is imported.
+Every process that has a handle of a pool has a router, which it finds through `cluster.routers`.
+Serve is given `cluster.copied_router`.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def deployment_options(
         }
     if max_leases is not None or has_affinity:
         options["request_router_config"] = {
-            "request_router_class": "cluster.affinity.AffinityRouter",
+            "request_router_class": "cluster.copied_router.CopiedRouter",
             "request_router_kwargs": {
                 "target_ongoing_requests": pool.target_ongoing_requests,
                 "first_token_goal_s": pool.first_token_goal_s,

@@ -10,9 +10,11 @@ Each box is a deployment with its own pool; plain classes become deployments onl
 With ``drafter: target`` there is no Drafter and the target's engines draft for themselves; with
 ``drafter: prompt_lookup`` there is no Retriever either, and the orchestrator drafts.
 
-This module has no ``from __future__ import annotations``: Serve turns ``args`` into `ServeConfig`
-only when the builder's annotation is the class itself, and passes a bare dict when it is a string.
+Of several models each has an Orchestrator of its own; what they share is one deployment. Metrics
+name the model of a deployment, and the pool instead where models share its engines.
 """
+
+from __future__ import annotations
 
 from typing import Any
 
@@ -22,9 +24,15 @@ from ray.serve import Application
 from cluster.serve_internals import pin_version
 from deployments.api.ingress_replica import IngressReplica
 from deployments.api.proxy.server_limits import check_callers_are_known, router_options
+from deployments.config.named_models import read_application
 from deployments.config.plans import Plans, deployment_plans
 from deployments.config.preflight import preflight
-from deployments.config.serve_config import EnginePoolConfig, ServeConfig
+from deployments.config.serve_config import (
+    AnySettings,
+    ApplicationConfig,
+    AppPart,
+    EnginePoolConfig,
+)
 from deployments.config.serve_file import check
 from deployments.orchestrator.deployment import Orchestrator
 from deployments.pools.engine_actor import EngineFactory, load_engine
@@ -34,44 +42,48 @@ from deployments.pools.retriever_replica import RetrieverReplica
 __all__ = ["build", "check", "compose"]
 
 
-def build(args: ServeConfig) -> Application:
+def build(args: dict[str, Any]) -> Application:
     """Build the application; ``import_path: deployments.app:build`` names this function."""
-    check_callers_are_known(has_keys=args.api.has_keys)
-    return compose(preflight(args))
+    config = read_application(args)
+    check_callers_are_known(has_keys=config.api.has_keys)
+    return compose(preflight(config))
 
 
 def compose(
-    config: ServeConfig,
+    config: ApplicationConfig,
     load_target: EngineFactory = load_engine,
     load_drafter: EngineFactory = load_engine,
 ) -> Application:
     """Compose the module's graph; `load_target` and `load_drafter` make the engines."""
-    plans = deployment_plans(config)
-    # The metrics of engines that run keep the name with which they were started.
-    model_name = config.api.model
-    target = _engines("Target", plans, config.target, load_target, model_name)
-    drafter = retriever = None
-    if config.drafter == "target":
-        drafter = target
-    elif config.drafts_with_model:
-        drafter = _engines("Drafter", plans, config.drafter_pool, load_drafter, model_name)
-    if drafter is not None:
-        retriever = _deployment("Retriever", plans, RetrieverReplica).bind(
-            config.retriever.placed, config.target.engine.model, model_name
+    plans, bound = deployment_plans(config), dict[str, Application]()
+    only = config.served[0].name if len(config.served) == 1 else ""
+
+    def bind(part: AppPart[AnySettings], replica: type, *arguments: Any) -> Application:
+        """Return a part that is started with `arguments` and a label of its metrics, once."""
+        if part.name not in bound:
+            # The metrics of replicas that run keep the name with which they were started.
+            label = part.section[1] if len(part.section) > 1 else only
+            deployment = _deployment(part.name, plans, replica)
+            bound[part.name] = deployment.bind(*arguments, label)
+        return bound[part.name]
+
+    def engines(part: AppPart[EnginePoolConfig] | None, load: EngineFactory) -> Application | None:
+        return part and bind(part, EngineReplica, part.settings.engine, part.settings.pool, load)
+
+    orchestrators = []
+    for model in config.served:
+        target, drafter = engines(model.target, load_target), engines(model.drafter, load_drafter)
+        retriever = model.retriever and bind(
+            model.retriever,
+            RetrieverReplica,
+            model.retriever.settings.placed,
+            model.target.settings.engine.model,
         )
-    orchestrator = _deployment("Orchestrator", plans, Orchestrator).bind(
-        config, target, drafter, retriever
-    )
+        orchestrator = _deployment(model.orchestrator.name, plans, Orchestrator)
+        orchestrators.append(orchestrator.bind(model.config, target, drafter, retriever))
     replica = serve.ingress()(IngressReplica)
     ingress = _deployment("Ingress", plans, replica, **router_options())
-    return ingress.bind(config.filled_api, orchestrator, config.is_embedded)
-
-
-def _engines(
-    name: str, plans: Plans, pool: EnginePoolConfig, load: EngineFactory, model_name: str
-) -> Application:
-    """Return a pool of leasing replicas."""
-    return _deployment(name, plans, EngineReplica).bind(pool.engine, pool.pool, load, model_name)
+    return ingress.bind(config.filled_api, *orchestrators)
 
 
 def _deployment(name: str, plans: Plans, cls: type, **more: Any) -> serve.Deployment:

@@ -197,6 +197,7 @@ class IngressMetrics:
     """Metrics of the requests that reach an ingress, those that it refuses included."""
 
     def __init__(self, model: str) -> None:
+        """Create the instruments; `model` labels what belongs to none, as an unreadable request."""
         labels = ("model_name",)
         self._ends = Counter(
             "rapid_request_end_total",
@@ -213,17 +214,17 @@ class IngressMetrics:
         for each in (self._ends, self._waits, self._ready):
             _label(each, model)
 
-    def count_end(self, outcome: str, cause: str) -> None:
+    def count_end(self, outcome: str, cause: str, model: str | None = None) -> None:
         """Count a request by its outcome and cause, both of closed sets."""
-        self._ends.inc(1, {"outcome": outcome, "cause": cause})
+        self._ends.inc(1, {"outcome": outcome, "cause": cause} | _name(model))
 
-    def observe_wait(self, seconds: float) -> None:
+    def observe_wait(self, seconds: float, model: str | None = None) -> None:
         """Note how long a request waited for its place."""
-        self._waits.observe(seconds)
+        self._waits.observe(seconds, _name(model))
 
-    def report(self, *, is_ready: bool) -> None:
+    def report(self, *, is_ready: bool, model: str | None = None) -> None:
         """Update whether a request would be answered, as this ingress sees it."""
-        self._ready.set(int(is_ready))
+        self._ready.set(int(is_ready), _name(model))
 
 
 class EngineMetrics:
@@ -359,6 +360,11 @@ def count_accepted(choices: Sequence[ChoiceStatistics]) -> Counts[int]:
 def _label(instrument: Instrument, model: str) -> Instrument:
     instrument.set_default_tags({"model_name": model})
     return instrument
+
+
+def _name(model: str | None) -> dict[str, str]:
+    """Return the label of a model; none leaves that of the instrument."""
+    return {} if model is None else {"model_name": model}
 
 
 def _raise(counter: Counter, number: float, labels: dict[str, str] | None = None) -> None:

@@ -16,6 +16,19 @@ from rapid.errors import ConfigurationError
 Model = TypeVar("Model", bound=BaseModel)
 
 
+class _Loader(yaml.SafeLoader):
+    """A loader that refuses a key written twice, of which the last would hold without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key for key, _ in node.value]
+        for at, key in enumerate(keys):
+            if key.value in [earlier.value for earlier in keys[:at]]:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value!r} is written twice", problem_mark=key.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path, example: str) -> dict[str, Any]:
     """Return the mapping in a YAML file.
 
@@ -27,7 +40,7 @@ def read_yaml(path: Path, example: str) -> dict[str, Any]:
         ConfigurationError: The file cannot be read, is not YAML or holds no mapping.
     """
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

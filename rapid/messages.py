@@ -138,6 +138,7 @@ class GenerateRequest:
         cache_salt: Part of the names of the prompt's pages: only requests of the tenant with the
             same salt share KV.
         logit_bias: Pairs of a token id and what is added to its logit.
+        model: Name of the model that is asked, for an ingress with several.
     """
 
     request_id: str
@@ -162,6 +163,7 @@ class GenerateRequest:
     cache_salt: str = ""
     drawn_seed: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
+    model: str = ""
 
 
 # --- orchestrator -> engine ---------------------------------------------------------------------

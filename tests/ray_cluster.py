@@ -71,9 +71,9 @@ def application(ray_cluster: str) -> str:
     """
     from ray import serve
 
-    from deployments.app import build
+    from deployments.app import compose
 
-    serve.run(build(real_config(draft_length="fixed")), name=REAL, route_prefix="/")
+    serve.run(compose(real_config(draft_length="fixed")), name=REAL, route_prefix="/")
     return ray_cluster
 
 

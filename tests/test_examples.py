@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.api.ingress import Ingress
-from deployments.config.serve_config import ApiConfig
+from deployments.config.api_config import ApiConfig
 from tests.deployments.scripted import ScriptedOrchestrator
 from tests.deployments.serving import served
 

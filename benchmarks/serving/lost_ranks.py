@@ -189,12 +189,11 @@ def served() -> Iterator[str]:
     from ray import serve
 
     from deployments.app import build
-    from deployments.config.serve_config import ServeConfig
 
     (shipped,) = yaml.safe_load(CONFIG.read_text())["applications"]
     settings = {name: shipped["args"][name] for name in ("target", "orchestrator", "api")}
     settings["target"]["pool"]["min_replicas"] = 2
-    config = ServeConfig.model_validate(settings | {"drafter": "prompt_lookup"})
+    settings["drafter"] = "prompt_lookup"
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="rapid-", dir="/tmp") as folder:
         try:
@@ -206,7 +205,7 @@ def served() -> Iterator[str]:
                 _node_ip_address="127.0.0.1",
             )
             serve.start(http_options={"host": "127.0.0.1", "port": port})
-            serve.run(build(config), name=APP)
+            serve.run(build(settings), name=APP)
             wait_until(lambda: len(targets()) == 2, PATIENCE_S, 0.1)
             yield f"http://127.0.0.1:{port}"
         finally:

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, TypeVar
@@ -40,7 +40,7 @@ from deployments.api.http.bodies import Bodies, BodyPace
 from deployments.api.http.error_responses import HttpError, error_body, http_error
 from deployments.api.http.event_feed import ClientLeft, EventFeed
 from deployments.api.http.event_stream import EventStream
-from deployments.config.serve_config import ApiConfig
+from deployments.config.api_config import ApiConfig
 from deployments.config.tenants import Tenants
 from rapid.errors import (
     BadRequest,
@@ -77,7 +77,6 @@ class Ingress:
         service: GenerationService,
         config: ApiConfig,
         *,
-        is_embedded: bool = False,
         sends_request_id: bool = True,
         metrics: IngressMetrics | None = None,
         clock: Clock = time.monotonic,
@@ -87,8 +86,7 @@ class Ingress:
 
         Args:
             service: Runs the requests.
-            config: The model name, keys and limits.
-            is_embedded: Whether the model is an embedded one, which its card says.
+            config: The models, keys and limits.
             sends_request_id: Whether responses carry ``x-request-id``; False where the server in
                 front adds it itself.
             metrics: Where the ends of requests are counted; None where nothing is.
@@ -97,7 +95,6 @@ class Ingress:
         """
         self._service = service
         self._sends_request_id = sends_request_id
-        self._is_embedded = is_embedded
         self._clock = clock
         self._admission = Admission(clock=clock)
         self._bodies = Bodies(self._admission, clock=clock, pace=pace)
@@ -126,7 +123,7 @@ class Ingress:
         self._app.router.redirect_slashes = False
 
     def configure(self, config: ApiConfig) -> None:
-        """Take a model name, keys and limits; requests that were let in stay in."""
+        """Take models, keys and limits; requests that were let in stay in."""
         key_file = KeyFile(config.keys_file, self._clock)
         keys = config.all_keys()  # which may be refused, so they come first
         self._key_file = key_file
@@ -142,14 +139,11 @@ class Ingress:
             config.tenant_weights,
         )
         self._bodies.limit(config.max_body_bytes, config.max_slow_bodies)
-        self._card = model_card(
-            config.model,
-            int(time.time()),
-            config.max_model_len,
-            is_embedded=self._is_embedded,
-            silence_s=config.silence_s,
-        )
-        self._fingerprint = _fingerprint(config.model)
+        self._cards, created, silence_s = {}, int(time.time()), config.silence_s
+        for name, card in config.cards.items():
+            self._cards[name] = model_card(
+                name, created, card.max_model_len, is_embedded=card.is_embedded, silence_s=silence_s
+            )
 
     @property
     def shares(self) -> Shares:
@@ -212,22 +206,25 @@ class Ingress:
         return self._tenants.is_operator(*_origin(request), is_forwarded=_is_forwarded(request))
 
     async def _answer(self, dialect: Dialect, request: Request, tenant: str) -> Response:
-        request_id, model = _request_id(request), self._config.model
+        request_id = _request_id(request)
         async with AsyncExitStack() as stack:
-            record = stack.enter_context(self._access.request(request_id, tenant, model))
+            only = next(iter(self._cards)) if len(self._cards) == 1 else None
+            record = stack.enter_context(self._access.request(request_id, tenant, only))
             async with self._bodies.body(request, tenant) as body:
                 with record.admission():
                     ticket = await stack.enter_async_context(self._admission.place(tenant))
             asked = await dialect.parse(body, self._limits)
             self._check_model(asked.model)
-            default = self._config.default_temperature
+            record.model = asked.model
+            default = self._config.cards[asked.model].default_temperature
             sent = asked.as_generate_request(request_id, tenant, default)
             event_id = request.headers.get("last-event-id")
             cursor = Cursor.of_event(event_id, sent, body) if event_id else Cursor.first(sent, body)
             following = record.follow(
                 continue_events(self._service, cursor.as_asked(sent), cursor.marks), ticket
             )
-            reply = dialect.reply(asked, cursor, self._fingerprint, record.began, self._clock)
+            fingerprint = _fingerprint(asked.model)
+            reply = dialect.reply(asked, cursor, fingerprint, record.began, self._clock)
             _log.info("request %s is answered as %s", request_id, reply.id)
             feed = await stack.enter_async_context(EventFeed(following, request.receive))
             first = await self._next(feed, asked)
@@ -272,11 +269,12 @@ class Ingress:
             raise
 
     async def _models(self, request: Request, tenant: str) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card]})
+        return JSONResponse({"object": "list", "data": [*self._cards.values()]})
 
     async def _model(self, request: Request, tenant: str) -> Response:
-        self._check_model(request.path_params["model"])
-        return JSONResponse(self._card)
+        model = request.path_params["model"]
+        self._check_model(model)
+        return JSONResponse(self._cards[model])
 
     async def _ready(self, request: Request, is_operator: bool) -> Response:
         try:
@@ -308,10 +306,9 @@ class Ingress:
             response.headers["connection"] = "close"
 
     def _check_model(self, model: str) -> None:
-        if model != self._config.model:
-            raise UnknownModel(
-                f"The model {model!r} does not exist: this server has {self._config.model!r}."
-            )
+        if model not in self._cards:
+            known = ", ".join(map(repr, self._cards))
+            raise UnknownModel(f"The model {model!r} does not exist: this server has {known}.")
 
 
 async def _health(request: Request) -> Response:
@@ -355,6 +352,7 @@ def _request_id(request: Request) -> str:
     return request_id
 
 
+@cache
 def _fingerprint(model: str) -> str:
     try:
         release = version("rapid-serve")

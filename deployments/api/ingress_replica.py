@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from deployments.api.backend.canary import WithCanary
 from deployments.api.backend.readiness import Readiness
 from deployments.api.backend.remote_orchestrator import RemoteOrchestrator, watch
+from deployments.api.backend.routes import Routes
 from deployments.api.backend.service import GenerationService
 from deployments.api.gate.gossip import board_of, keep_in_step
 from deployments.api.ingress import Ingress
 from deployments.api.proxy.server_limits import check_callers_are_known, limit_replica
+from deployments.config.api_config import ApiConfig
 from deployments.config.live import accept_settings
-from deployments.config.serve_config import ApiConfig
 from deployments.logs import log_with_serve
 from deployments.metrics import IngressMetrics
 from rapid.errors import ConfigurationError
@@ -31,24 +32,32 @@ logger = logging.getLogger(__name__)
 class IngressReplica:
     """The ingress deployment, which serves the HTTP API as an ASGI application."""
 
-    def __init__(
-        self, config: ApiConfig, orchestrator: DeploymentHandle, is_embedded: bool
-    ) -> None:
+    def __init__(self, config: ApiConfig, *orchestrators: DeploymentHandle) -> None:
+        """Look at the application once, and then again and again.
+
+        Args:
+            config: The settings, with a card of each model.
+            orchestrators: The handles of the models' orchestrators, in the cards' order.
+        """
         log_with_serve()
         limit_replica()
-        self._name = name = orchestrator.app_name
-        self._metrics = IngressMetrics(config.model)
-        readiness = Readiness(name)
+        self._name = name = orchestrators[0].app_name
+        cards = config.cards
+        self._metrics = IngressMetrics(next(iter(cards)) if len(cards) == 1 else "")
+        pairs = zip(orchestrators, cards.values(), strict=True)
+        targets = {handle.deployment_name: card.target for handle, card in pairs}
+        readiness = Readiness(name, targets)
         readiness.look()  # as Serve sends this replica requests, `/ready` among them, from now on
         readiness.start()
-        self._service = WithCanary(RemoteOrchestrator(orchestrator, readiness), name, watch)
+        self._service = Routes(
+            [RemoteOrchestrator(each, readiness) for each in orchestrators],
+            name,
+            partial(watch, targets=targets),
+        )
+        self._service.configure(tuple(cards))
         # Serve's proxy adds x-request-id to every request and response.
         self._ingress = Ingress(
-            self._service,
-            config,
-            is_embedded=is_embedded,
-            sends_request_id=False,
-            metrics=self._metrics,
+            self._service, config, sends_request_id=False, metrics=self._metrics
         )
         self._settings: ApiConfig | None = None
 
@@ -68,13 +77,15 @@ class IngressReplica:
         taken = accept_settings(ApiConfig, settings, self._settings, of="Ingress")
         try:
             check_callers_are_known(has_keys=taken.has_keys)
+            if self._settings and len(taken.cards) != len(self._settings.cards):
+                raise ConfigurationError("models are added and removed by a restart of the ingress")
             self._ingress.configure(taken)
         except ConfigurationError as error:  # no keys, or no variable that has them
             if self._settings is None:
                 raise
             logger.error("new settings are refused, those in force stay: %s", error)
             return
-        self._service.configure(taken.canary)
+        self._service.configure(tuple(taken.cards), taken.canary)
         self._settings = taken
 
 
@@ -86,5 +97,6 @@ async def report_readiness(
     """Report again and again whether requests would be answered, until this is cancelled."""
     while True:
         state = await service.ready()
-        metrics.report(is_ready=bool(state["ready"]))
+        for model, is_ready in state.get("models", {None: bool(state["ready"])}).items():
+            metrics.report(is_ready=is_ready, model=model)
         await sleep(_REPORT_S)

@@ -23,7 +23,7 @@ def manifests(
 
     `kubectl apply -k FOLDER/NAME` applies it; docs/operations.md says what it needs.
     """
-    from deployments.config import kubernetes as making
+    from deployments.config.kubernetes import ray_service as making
     from rapid.errors import ConfigurationError
 
     try:

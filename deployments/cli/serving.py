@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from deployments.cli.server_process import ServerProcess
     from deployments.cli.stages import Stages
     from deployments.config.plans import Effect
-    from deployments.config.serve_config import ServeConfig
+    from deployments.config.serve_config import ApplicationConfig
 
 _STOP_TIMEOUT_S = 90.0  # for a server to finish after `rapid stop`
 _RAY_STARTS = 3  # Ray gives itself 30 s each time
@@ -44,16 +44,15 @@ Config = Annotated[Path, typer.Argument(help="A Ray Serve configuration file.")]
 def check_config(config: Config = Path("serve_config.yaml")) -> None:
     """Check a configuration without starting it: keys, ranges, checkpoints and bind address."""
     checked = _check(config)
-    drafter = checked.drafter_pool.engine.model
-    if not checked.drafts_with_model:
-        drafter = str(checked.drafter).replace("_", " ")
     keys = f"{len(checked.api.keys) or 'no'} API keys"
     if not checked.api.lists_its_keys:
         keys += " in it, and those that it points to"
-    typer.echo(
-        f"{config} is fine: {checked.target.engine.model} answers as {checked.api.model!r}, "
-        f"{drafter} drafts, {keys}"
-    )
+    answers = []
+    for model in checked.served:
+        drafter = model.drafter.settings.engine.model if model.drafter else "prompt lookup"
+        target = model.target.settings.engine.model
+        answers.append(f"{target} answers as {model.name!r}, {drafter} drafts")
+    typer.echo(f"{config} is fine: {'; '.join(answers)}, {keys}")
 
 
 def serve(config: Config = Path("serve_config.yaml")) -> None:
@@ -203,7 +202,7 @@ def stop() -> None:
     note("stopped")
 
 
-def _check(config: Path) -> ServeConfig:
+def _check(config: Path) -> ApplicationConfig:
     from deployments.config.serve_file import check
     from rapid.errors import ConfigurationError
 
@@ -213,11 +212,11 @@ def _check(config: Path) -> ServeConfig:
         fail(str(error))
 
 
-def _check_one_node(config: ServeConfig) -> None:
-    for name, pool in config.pools.items():
-        if pool.nodes > 1:
+def _check_one_node(config: ApplicationConfig) -> None:
+    for part in config.parts.values():
+        if (nodes := part.settings.pool.nodes) > 1:
             fail(
-                f"{name}.pool.nodes: {pool.nodes} needs a Ray of as many nodes, and this would "
+                f"{part.key}.pool.nodes: {nodes} needs a Ray of as many nodes, and this would "
                 "start one here: set RAY_ADDRESS to a cluster's, or leave nodes out"
             )
 
@@ -264,16 +263,18 @@ def _check_ray(server: ServerProcess) -> None:
         )
 
 
-def _say_what_next(server: ServerProcess, config: ServeConfig, seconds: float) -> None:
+def _say_what_next(server: ServerProcess, config: ApplicationConfig, seconds: float) -> None:
     rapid = rapid_command()
+    names = ", ".join(repr(model.name) for model in config.served)
+    several = "s" * (len(config.served) > 1)
     err.print(
-        f"[bold green]ready[/] after {seconds:.0f} s: {server.url}/v1, model {config.api.model!r}",
+        f"[bold green]ready[/] after {seconds:.0f} s: {server.url}/v1, model{several} {names}",
         highlight=False,
     )
     note("In another shell:")
     if server.url != DEFAULT_URL:
         note(f"  export RAPID_URL={server.url}")
-    if config.is_embedded:
+    if any(model.config.is_embedded for model in config.served):
         note(f"  {rapid} sample-document     # these models understand generated documents only")
     else:
         note(f'  {rapid} ask --document FILE "question"')

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from deployments.config.named_models import read_application
 from deployments.config.plans import Effect, Plans, deployment_plans, effects
 from deployments.config.preflight import preflight
-from deployments.config.serve_config import ServeConfig
+from deployments.config.serve_config import ApplicationConfig, AppPart, EnginePoolConfig
 from deployments.config.serve_file import applications_of, name_of
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
@@ -24,7 +25,7 @@ Json = dict[str, Any]
 
 
 def update(
-    file: Json, configs: Mapping[str, ServeConfig], running: Mapping[str, Json]
+    file: Json, configs: Mapping[str, ApplicationConfig], running: Mapping[str, Json]
 ) -> tuple[Json, dict[str, Effect]]:
     """Return the content to send to Serve, and what it does to each deployment that it changes.
 
@@ -49,13 +50,16 @@ def update(
 
 
 def _update(
-    application: Json, config: ServeConfig, running: Json | None
+    application: Json, config: ApplicationConfig, running: Json | None
 ) -> tuple[Json, dict[str, Effect]]:
     after = deployment_plans(config)
     if running is None:
         return application, effects({}, after)
-    built_from = preflight(ServeConfig.model_validate(running["args"]))
-    _check_vocabulary_stays(built_from.target.engine.model, config.target.engine.model)
+    built_from = preflight(read_application(running["args"]))
+    old = {model.orchestrator.name: model for model in built_from.served}
+    for model in config.served:
+        if model.orchestrator.name in old:
+            _check_vocabulary_stays(old[model.orchestrator.name].target, model.target)
     built = deployment_plans(built_from)
     blocks = {block["name"]: block for block in running.get("deployments", ())}
     before = {
@@ -72,16 +76,19 @@ def _update(
     return sent, effects(before, after)
 
 
-def _check_vocabulary_stays(old: str, new: str) -> None:
+def _check_vocabulary_stays(
+    before: AppPart[EnginePoolConfig], after: AppPart[EnginePoolConfig]
+) -> None:
     """Check that replicas with the old model and with the new may serve side by side."""
+    old, new = before.settings.engine.model, after.settings.engine.model
     if old == new:
         return
     try:
         check_same_vocabulary(ChatText.load(old), ChatText.load(new))
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"target.engine.model: {old!r} and {new!r} would serve side by side while replicas "
-            "are replaced, but do not share their tokens: run the new model as a second "
+            f"{after.key}.engine.model: {old!r} and {new!r} would serve side by side while "
+            "replicas are replaced, but do not share their tokens: run the new model as a second "
             "application (api.canary), or stop the server and start it"
         ) from error
 

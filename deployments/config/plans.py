@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from cluster.placement import PoolConfig, deployment_options, engine_options
 from cluster.versions import version_of
-from deployments.config.serve_config import EnginePoolConfig, ServeConfig
+from deployments.config.serve_config import ApplicationConfig, EnginePoolConfig
 
 Effect = Literal["starts", "ends", "rolls", "live"]
 
@@ -44,35 +44,34 @@ class DeploymentPlan:
 Plans = dict[str, DeploymentPlan]
 
 
-def deployment_plans(config: ServeConfig) -> Plans:
+def deployment_plans(config: ApplicationConfig) -> Plans:
     """Return the plan of every deployment of the application, by its name."""
-    target, api = config.target, config.api
-    plans = {"Target": _engines(target)}
-    if not isinstance(config.drafter, str):
-        plans["Drafter"] = _engines(config.drafter)
-    if config.drafts_with_model:
-        # Each call says how much to retrieve.
-        retrieval = config.retriever.placed.model_copy(update={"budget_tokens": None})
-        plans["Retriever"] = _plan(
-            config.retriever.pool, retrieval, target.engine.model, has_affinity=True
+    plans = {part.name: _engines(part.settings) for part in config.engine_parts.values()}
+    for model in config.served:
+        target, drafter = model.target.settings.engine, model.config.drafter_pool.engine
+        if (retriever := model.retriever) is not None and retriever.name not in plans:
+            # Each call says how much to retrieve.
+            retrieval = retriever.settings.placed.model_copy(update={"budget_tokens": None})
+            plans[retriever.name] = _plan(
+                retriever.settings.pool, retrieval, target.model, has_affinity=True
+            )
+        plans[model.orchestrator.name] = _plan(
+            model.orchestrator.settings.pool,
+            target.model,
+            drafter.model,
+            model.drafter.name if model.drafter else "prompt_lookup",
+            model.name,
+            has_affinity=True,
+            is_scaled_by_lag=True,
+            user_config=model.config.model_dump(
+                mode="json",
+                exclude_unset=True,
+                exclude={"api": True, "retriever": {"retrieval": {"store": {"api_key"}}}},
+            ),
         )
-    plans["Orchestrator"] = _plan(
-        config.orchestrator.pool,
-        target.engine.model,
-        config.drafter_pool.engine.model,
-        config.drafter if isinstance(config.drafter, str) else "Drafter",
-        api.model,
-        has_affinity=True,
-        is_scaled_by_lag=True,
-        user_config=config.model_dump(
-            mode="json",
-            exclude_unset=True,
-            exclude={"api": True, "retriever": {"retrieval": {"store": {"api_key"}}}},
-        ),
-    )
     plans["Ingress"] = _plan(
-        api.pool,
-        config.is_embedded,
+        config.api.pool,
+        [(model.orchestrator.name, model.target.name) for model in config.served],
         user_config=config.filled_api.model_dump(mode="json", exclude_unset=True),
     )
     return plans

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from cluster.placement import PoolConfig
-from deployments.config.serve_config import EnginePoolConfig, ServeConfig
+from deployments.config.serve_config import (
+    ApplicationConfig,
+    AppPart,
+    EnginePoolConfig,
+    ServedModel,
+)
 from rapid.catalogue import local_path
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.files import checkpoint_source, read_temperature
@@ -18,8 +24,10 @@ from rapid.errors import ConfigurationError
 from rapid.planning.plan import MemoryNeed
 from retrieval.settings import LexicalEmbedderConfig
 
+Config = TypeVar("Config", bound=ApplicationConfig)
 
-def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
+
+def preflight(config: Config, *, runs_here: bool = False) -> Config:
     """Check the checkpoints against the configuration and each other.
 
     Args:
@@ -28,61 +36,98 @@ def preflight(config: ServeConfig, *, runs_here: bool = False) -> ServeConfig:
             its free memory together. An engine on a GPU checks the GPU's memory before it loads.
 
     Returns:
-        The configuration with every `max_context` and the default temperature filled in.
+        The configuration with every `max_context` and default temperature filled in.
 
     Raises:
         ConfigurationError: If a check fails; one sentence that says what to change.
     """
-    filled = {"target": _check_pool("target", config.target)}
-    api = config.api
-    if api.default_temperature is None:
-        temperature = read_temperature(checkpoint_source(config.target.engine.model))
-        api = api.model_copy(update={"default_temperature": temperature})
-    target_text = ChatText.load(config.target.engine.model)
-    if not isinstance(config.drafter, str):
-        filled["drafter"] = _check_pool("drafter", config.drafter)
-        check_same_vocabulary(target_text, ChatText.load(config.drafter.engine.model))
-    _check_second_lease(config, filled["target"].engine)
-    embedder = config.retriever.retrieval.embedder
-    if not isinstance(embedder, LexicalEmbedderConfig):
-        local_path(embedder.model)  # refuses a model of the catalogue that has not been fetched
+    filled = config
+    for part in config.engine_parts.values():
+        filled = _put(filled, part.section, _check_pool(part))
+    names = {part.settings.engine.model for part in config.engine_parts.values()}
+    texts = {name: ChatText.load(name) for name in sorted(names)}
+    first_with: dict[str, ServedModel] = {}
+    for model in filled.served:
+        if model.config.api.default_temperature is None:
+            source = checkpoint_source(model.target.settings.engine.model)
+            section = (*(model.section or ("api",)), "default_temperature")
+            filled = _put(filled, section, read_temperature(source))
+        retriever = model.retriever
+        first = first_with.setdefault(retriever.name, model) if retriever else model
+        _check_tokens(model, first, texts)
+        _check_second_lease(model)
+        embedder = model.config.retriever.retrieval.embedder
+        if not isinstance(embedder, LexicalEmbedderConfig):
+            local_path(embedder.model)  # refuses a model of the catalogue that has not been fetched
     if runs_here:
-        _check_memory(filled)
-    return config.model_copy(update=filled | {"api": api})
+        _check_memory(filled.engine_parts.values())
+    return filled
 
 
-def _check_pool(role: str, pool: EnginePoolConfig) -> EnginePoolConfig:
+def _put(settings: Any, section: Sequence[str], value: object) -> Any:
+    """Return settings with `value` in a section."""
+    if not section:
+        return value
+    key, *rest = section
+    if isinstance(settings, dict):
+        return settings | {key: _put(settings[key], rest, value)}
+    return settings.model_copy(update={key: _put(getattr(settings, key), rest, value)})
+
+
+def _check_tokens(model: ServedModel, first: ServedModel, texts: Mapping[str, ChatText]) -> None:
+    """Check that a model's tokens are its drafter's, and those of the first with its retriever."""
+    parts = model.target, model.drafter or model.target, first.target
+    target, drafter, counted = (texts[part.settings.engine.model] for part in parts)
+    try:
+        if drafter is not target:
+            check_same_vocabulary(target, drafter)
+    except ConfigurationError as error:
+        prefix = f"{'.'.join(model.section)}: " if model.section else ""
+        raise ConfigurationError(f"{prefix}{error}") from error
+    try:
+        if counted is not target:
+            check_same_vocabulary(counted, target)
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"models.{model.name}: the retriever counts in the tokens of models.{first.name}, "
+            "which are others: give it a retriever of its own"
+        ) from None
+
+
+def _check_pool(part: AppPart[EnginePoolConfig]) -> EnginePoolConfig:
     """Return the pool with `max_context` filled in, after checking its checkpoint and KV size."""
-    engine = pool.engine
+    engine = part.settings.engine
     try:
         _check_weights(engine)
         max_context, _ = plan_pages(engine, read_model_facts(engine).num_positions)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{role}.engine: {error}") from error
+        raise ConfigurationError(f"{part.key}.engine: {error}") from error
     filled = engine.model_copy(update={"max_context": max_context})
-    return pool.model_copy(update={"engine": filled})
+    return part.settings.model_copy(update={"engine": filled})
 
 
-def _check_second_lease(config: ServeConfig, target: EngineConfig) -> None:
+def _check_second_lease(model: ServedModel) -> None:
     """Check that the target's pool holds its longest text with what is retrieved beside it."""
+    config, target = model.config, model.target.settings.engine
     budget = config.retriever.retrieval.budget_tokens or 0
     assert target.max_context is not None
     needed = target.max_context + budget
     if config.takes_two_leases and target.kv_cache_tokens < needed:
         raise ConfigurationError(
-            f"target.engine: kv_cache_tokens ({target.kv_cache_tokens}) cannot hold max_context "
-            f"({target.max_context}) and, on a second lease, retrieval.budget_tokens ({budget}): "
-            f"raise it to {needed}, or lower one of them"
+            f"{model.target.key}.engine: kv_cache_tokens ({target.kv_cache_tokens}) cannot hold "
+            f"max_context ({target.max_context}) and, on a second lease, retrieval.budget_tokens "
+            f"({budget}): raise it to {needed}, or lower one of them"
         )
 
 
-def _check_memory(pools: Mapping[str, EnginePoolConfig]) -> None:
+def _check_memory(parts: Iterable[AppPart[EnginePoolConfig]]) -> None:
     """Check that all engines that start on this machine's CPU fit its free memory together."""
     needs = [
-        (f"{role} {pool.engine.model!r}", _need(pool.engine))
-        for role, pool in pools.items()
-        if _is_on_cpu(pool.engine, pool.pool) and pool.pool.nodes == 1  # others start elsewhere
-        for _ in range(max(1, pool.pool.min_replicas))
+        (f"{part.key} {part.settings.engine.model!r}", _need(part.settings.engine))
+        for part in parts
+        if _is_on_cpu(part.settings.engine, part.settings.pool)
+        if part.settings.pool.nodes == 1  # others start elsewhere
+        for _ in range(max(1, part.settings.pool.min_replicas))
     ]
     check_fits(needs, "this machine", free_bytes("cpu"))
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from ray.serve.schema import ServeDeploySchema
 
+from deployments.config.named_models import read_application
 from deployments.config.plans import deployment_plans
 from deployments.config.preflight import preflight
-from deployments.config.serve_config import ServeConfig
+from deployments.config.serve_config import ApplicationConfig
 from deployments.config.tenants import is_loopback
 from rapid.config_errors import read_yaml, validate
 from rapid.errors import ConfigurationError
@@ -23,7 +24,7 @@ BUILDER = "deployments.app:build"
 _MADE_FROM_ARGS = ("user_config", "autoscaling_config", "num_replicas", "request_router_config")
 
 
-def check(path: str | Path) -> ServeConfig:
+def check(path: str | Path) -> ApplicationConfig:
     """Validate all that can be checked without a start: keys, ranges, checkpoints and bind address.
 
     Returns:
@@ -41,7 +42,7 @@ def check(path: str | Path) -> ServeConfig:
 
 def check_applications(
     settings: dict[str, Any], prefix: str = "", *, starts_here: bool = False
-) -> dict[str, ServeConfig]:
+) -> dict[str, ApplicationConfig]:
     """Return the checked settings of every application that `BUILDER` builds, by its name.
 
     Args:
@@ -55,10 +56,9 @@ def check_applications(
     """
     front = front_of(settings)
     file = validate(ServeDeploySchema, settings, prefix=prefix, top="file", extra="forbid")
-    configs: dict[str, ServeConfig] = {}
+    configs: dict[str, ApplicationConfig] = {}
     for application in applications_of(settings):
-        args = application.get("args") or {}
-        config = validate(ServeConfig, args, prefix=prefix, top="args")
+        config = read_application(application.get("args") or {}, prefix)
         _check_address(file, config)
         _check_overrides(application, config)
         configs[name_of(application)] = preflight(config, runs_here=starts_here)
@@ -68,7 +68,16 @@ def check_applications(
             f"{prefix}api.canary.application: the file has no other application "
             f"{canary.application!r} with import_path: {BUILDER}"
         )
+    if canary is not None and _routes(configs[front]) != _routes(configs[canary.application]):
+        raise ConfigurationError(
+            f"{prefix}api.canary.application: {canary.application!r} must have the same models, "
+            "with targets in pools of the same names"
+        )
     return configs
+
+
+def _routes(config: ApplicationConfig) -> set[tuple[str, str]]:
+    return {(model.orchestrator.name, model.target.name) for model in config.served}
 
 
 def applications_of(settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -111,7 +120,7 @@ def front_of(settings: dict[str, Any]) -> str:
     return name_of(fronts[0])
 
 
-def _check_overrides(application: dict[str, Any], config: ServeConfig) -> None:
+def _check_overrides(application: dict[str, Any], config: ApplicationConfig) -> None:
     """Check that every deployment's block is of a deployment, and replaces nothing of ``args``.
 
     A block replaces an option as a whole: with one number of `autoscaling_config` it would lose
@@ -131,7 +140,7 @@ def _check_overrides(application: dict[str, Any], config: ServeConfig) -> None:
                 )
 
 
-def _check_address(file: ServeDeploySchema, config: ServeConfig) -> None:
+def _check_address(file: ServeDeploySchema, config: ApplicationConfig) -> None:
     """Check the port, and that a server without API keys binds to loopback.
 
     Without keys every request that reaches the port is served as the tenant `local`.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rapid.errors import Unauthorized
 
 if TYPE_CHECKING:
-    from deployments.config.serve_config import ApiKey
+    from deployments.config.api_config import ApiKey
 
 LOCAL_TENANT = "local"
 

@@ -77,8 +77,9 @@ class EngineActor:
         Args:
             config: The engine's settings.
             load: Function that makes the engine.
-            pool: The pool that the engine belongs to, `target` or `drafter`; a label of metrics.
-            model_name: The model name that requests give; a label of metrics.
+            pool: The kind of pool that the engine belongs to; a label of metrics.
+            model_name: The model name that requests give, or the name of a shared pool; a label of
+                metrics.
             start_logging: Function that configures the log of this process.
         """
         start_logging()
@@ -246,6 +247,7 @@ def start_engine(
         group = get_current_placement_group()
         load = functools.partial(load, nodes=Nodes(pool.nodes, group, options))
         options = options | in_bundle(group, 0)
+    kind = replica.deployment.lower().partition("-")[0]  # "engines" of a pool that models share
     name = f"{replica.app_name}/{replica.deployment}/{uuid.uuid4().hex[:8]}"
     return (
         ray.remote(EngineActor)
@@ -255,7 +257,7 @@ def start_engine(
             max_concurrency=_CONCURRENT_CALLS,
             **options,
         )
-        .remote(config, load, replica.deployment.lower(), model_name, engine_logging())
+        .remote(config, load, kind, model_name, engine_logging())
     )
 
 

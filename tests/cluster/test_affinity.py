@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import ReplicaID, RequestRouter
 
-from cluster import routers
+from cluster import affinity, routers
 from cluster.affinity import AffinityRouter
 from cluster.circuit_breaker import CircuitBreaker
 from cluster.leases import hold
@@ -91,6 +92,14 @@ def pass_time(router: AffinityRouter, seconds: float) -> None:
 async def groups(router: AffinityRouter, replicas: list[Any], request: Any) -> list[list[str]]:
     chosen = await router.choose_replicas(replicas, request)
     return [[each.replica_id.unique_id for each in group] for group in chosen]
+
+
+def test_the_router_that_serve_copies_shares_its_variables_with_its_process() -> None:
+    options = deployment_options(PoolConfig(), has_affinity=True)["request_router_config"]
+    copied = RequestRouterConfig(**options).get_request_router_class()
+    assert issubclass(copied, AffinityRouter)
+    for method in (copied.choose_replicas, copied.can_move, copied.is_stranded):
+        assert method.__globals__ is vars(affinity)
 
 
 async def test_a_name_is_tried_at_its_replicas_one_by_one_then_at_all_others() -> None:

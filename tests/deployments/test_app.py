@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,6 +12,7 @@ from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from deployments import app
 from deployments.config.serve_config import ServeConfig
 from deployments.config.serve_file import check
+from rapid.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
 UPWARD = ROOT / "cluster/configs/llama-3.1-8b-with-70b-drafter.yaml"
@@ -34,20 +33,17 @@ def graph(application: Application) -> dict[str, Application]:
     return found
 
 
-def test_serve_hands_the_builder_its_settings_as_the_class(monkeypatch: Any) -> None:
-    """A postponed annotation would make Serve hand over an unchecked dict."""
-    (parameter,) = inspect.signature(app.build).parameters.values()
-    assert parameter.annotation is ServeConfig
-    given: list[object] = []
-    monkeypatch.setattr(app, "preflight", lambda args: given.append(args) or args)
+def test_the_builder_checks_what_serve_hands_it() -> None:
     (application,) = yaml.safe_load((ROOT / "serve_config.yaml").read_text())["applications"]
-    built = call_user_app_builder_with_args_if_necessary(app.build, application["args"])
+    args = application["args"]
+    built = call_user_app_builder_with_args_if_necessary(app.build, args)
     assert isinstance(built, Application)
-    assert isinstance(given[0], ServeConfig)
+    with pytest.raises(ConfigurationError, match="targets: unknown key; did you mean target"):
+        call_user_app_builder_with_args_if_necessary(app.build, args | {"targets": {}})
 
 
 def test_the_application_has_five_deployments_and_its_ingress_is_http() -> None:
-    application = app.build(check(ROOT / "serve_config.yaml"))
+    application = app.compose(check(ROOT / "serve_config.yaml"))
     assert set(graph(application)) == {
         "Ingress",
         "Orchestrator",
@@ -65,7 +61,7 @@ def test_documents_have_their_retriever() -> None:
     retriever = graph(app.compose(config))["Retriever"]._bound_deployment
     assert retriever.init_args[0].embedder.device == "cuda"
     router = retriever._deployment_config.request_router_config
-    assert router.request_router_class == "cluster.affinity.AffinityRouter"
+    assert router.request_router_class == "cluster.copied_router.CopiedRouter"
 
 
 def test_the_ingress_is_told_whether_the_target_is_embedded() -> None:
@@ -73,8 +69,8 @@ def test_the_ingress_is_told_whether_the_target_is_embedded() -> None:
     real = embedded.target.engine.model_copy(update={"model": "/models/smol.gguf"})
     target = embedded.target.model_copy(update={"engine": real})
     for config in (embedded, embedded.model_copy(update={"target": target})):
-        *_, told = app.compose(config)._bound_deployment.init_args
-        assert told is (config is embedded)
+        told, _ = app.compose(config)._bound_deployment.init_args
+        assert told.cards["rapid-embedded"].is_embedded is (config is embedded)
 
 
 def test_a_model_that_drafts_for_itself_is_one_pool() -> None:

@@ -53,7 +53,8 @@ class Instrument:
     def set(self, number: float, tags: dict[str, str] | None = None) -> None:
         self.read[self._key(tags)] = number
 
-    def observe(self, number: float) -> None:
+    def observe(self, number: float, tags: dict[str, str] | None = None) -> None:
+        self._key(tags)
         self.read.setdefault(self.name, []).append(round(number, 6))
 
     def _key(self, tags: dict[str, str] | None) -> str:
@@ -223,6 +224,16 @@ def test_an_ingress_counts_ends_and_waits(read: dict[str, Any]) -> None:
     assert read["rapid_admission_wait_seconds"] == [0.0, 2.5]
     ingress.report(is_ready=True)
     assert read["rapid_ready"] == 1
+
+
+def test_of_several_models_an_ingress_names_the_one_that_is_known(read: dict[str, Any]) -> None:
+    ingress = IngressMetrics("")
+    ingress.count_end("ok", "", "m")
+    ingress.observe_wait(1.0, "m")
+    ingress.report(is_ready=True, model="m")
+    assert read['rapid_request_end_total{outcome="ok",cause=""}'] == 1
+    assert read["rapid_ready"] == 1
+    assert ingress._ends.default == {"model_name": ""}
 
 
 def test_an_engine_counts_its_pages_and_its_cache(read: dict[str, Any]) -> None:

@@ -132,9 +132,9 @@ def shipped(ray_cluster: str) -> Iterator[str]:
     """The application that `serve_config.yaml` says, under a path of its own; its address."""
     from ray import serve
 
-    from deployments.app import build
+    from deployments.app import compose
 
-    serve.run(build(shipped_config()), name=SHIPPED, route_prefix=f"/{SHIPPED}")
+    serve.run(compose(shipped_config()), name=SHIPPED, route_prefix=f"/{SHIPPED}")
     yield f"{ray_cluster}/{SHIPPED}"
     serve.delete(SHIPPED)
 
@@ -162,7 +162,7 @@ def drafting_by(shipped: str, request: pytest.FixtureRequest) -> Iterator[str]:
         argument and serve.get_deployment_handle(argument._bound_deployment.name, SHIPPED)
         for argument in orchestrator.init_args[1:]
     ]
-    beside = ingress.bind(config.api, orchestrator.bind(config, *pools), *ingress.init_args[2:])
+    beside = ingress.bind(config.filled_api, orchestrator.bind(config, *pools))
     serve.run(beside, name=drafter, route_prefix=f"/{drafter}")
     yield shipped.replace(SHIPPED, drafter)
     serve.delete(drafter)

@@ -20,7 +20,8 @@ import httpx
 import psutil
 
 from deployments.cli.server_process import LOCAL_RAY
-from deployments.config.serve_config import ApiKey, ServeConfig
+from deployments.config.api_config import ApiKey
+from deployments.config.serve_config import ServeConfig
 from deployments.config.tenants import hash_key
 from rapid.checkpoints.files import checkpoint_source
 from retrieval.settings import ServerStoreConfig

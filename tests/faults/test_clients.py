@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.ingress import Ingress
 from deployments.api.proxy.plain_errors import OpenAIErrors
-from deployments.config.serve_config import ApiConfig, ApiKey
+from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
 from rapid.errors import DrafterUnavailable, EngineFailed, Overloaded
 from rapid.messages import Finished, TextDelta

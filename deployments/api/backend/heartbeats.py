@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,8 +22,6 @@ from cluster.serve_internals import replica_of, request_sign
 from deployments.pools.engine_actor import engines_of
 from rapid.engine_status import EngineStatus
 from rapid.ports import Clock
-
-NEEDED = ("target", "orchestrator")  # and an ingress, which asks
 
 _WAIT_S = 1.0  # for a process to answer, before it is asked again
 _FRESH_S = 10.0  # ten askings, as a starved process may miss some
@@ -138,8 +136,8 @@ def _ledger(engine: PoolProcess, status: EngineStatus | None) -> dict[str, Any]:
     }
 
 
-def processes_of(app: str) -> dict[PoolProcess, Ask]:
-    """Return the engines of an application, and the replicas of the pools that it needs.
+def processes_of(app: str, needed: Set[str]) -> dict[PoolProcess, Ask]:
+    """Return the engines of an application, and the replicas of the pools `needed`.
 
     The call blocks while it asks Ray for them.
     """
@@ -151,7 +149,7 @@ def processes_of(app: str) -> dict[PoolProcess, Ask]:
     for actor in ray.util.list_named_actors(all_namespaces=True):
         pool, own = replica_of(app, actor["namespace"], actor["name"])
         with contextlib.suppress(ValueError):  # it died after it was listed
-            if pool in NEEDED:
+            if pool in needed:
                 replica = ray.get_actor(actor["name"], actor["namespace"])
                 process = PoolProcess(pool, own, is_engine=False)
                 found[process] = functools.partial(request_sign, replica)

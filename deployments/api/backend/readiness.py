@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
@@ -37,7 +37,7 @@ Pools = dict[str, dict[str, Any]]
 class Readiness:
     """Whether a request to an application would be answered, and the state of its parts.
 
-    A request needs a target, an orchestrator and an ingress, which is where the snapshot is. Of
+    A request needs an orchestrator, its target and an ingress, which is where the snapshot is. Of
     the other two Serve's controller must know a replica that takes requests, and its processes
     must have given a sign of life within seconds, or an answer has just made progress here.
     Serve's own word on the application does not count: it says UNHEALTHY or DEPLOYING as soon as
@@ -54,6 +54,7 @@ class Readiness:
     def __init__(
         self,
         app: str,
+        targets: Mapping[str, str],
         *,
         look_at_pools: Callable[[str], tuple[Pools, list[str]]] | None = None,
         signs: Signs | None = None,
@@ -63,15 +64,19 @@ class Readiness:
 
         Args:
             app: The application's name.
+            targets: The pool of targets that each orchestrator needs, by its deployment.
             look_at_pools: Function from the name to the pools and the addresses of metrics.
             signs: The signs of life of its processes.
             clock: Monotonic seconds.
         """
         self._app = app
+        self._needed = {orchestrator.lower(): target for orchestrator, target in targets.items()}
+        needed = {*self._needed, *self._needed.values()}
         self._look_at_pools = look_at_pools or pools_of
-        self._signs = signs or Signs(lambda: processes_of(app), clock)
+        self._signs = signs or Signs(lambda: processes_of(app, needed), clock)
         self._clock = clock
-        self._seen_at = self._answered_at = -math.inf
+        self._seen_at = -math.inf
+        self._answered_at = dict.fromkeys(needed, -math.inf)
         self._num_spared = 0
         self._pools: Pools = {}
         self._metrics: list[str] = []
@@ -92,12 +97,12 @@ class Readiness:
         """End the threads after their next look; what was seen stays."""
         self._is_stopped.set()
 
-    def state(self) -> dict[str, Any]:
-        """Return the state; ``ready`` says whether a request would be answered.
+    def state(self, orchestrator: str) -> dict[str, Any]:
+        """Return the state; ``ready`` says whether `orchestrator` would answer a request.
 
         If not, ``reason`` says why.
         """
-        reason = self._why_not_ready
+        reason = self._why_not_ready(orchestrator)
         return {
             "ready": reason is None,
             **({} if reason is None else {"reason": reason}),
@@ -111,7 +116,7 @@ class Readiness:
 
         What ends a pool that was whole shows in the signs of life.
         """
-        is_whole = self._why_not_ready is None and all(
+        is_whole = not any(map(self._why_not_ready, self._needed)) and all(
             pool["replicas"] and pool["status"] == DeploymentStatus.HEALTHY.value
             for pool in self._pools.values()
         )
@@ -122,17 +127,18 @@ class Readiness:
         self._seen_at = self._clock()
         self._num_spared = 0
 
-    def is_silent(self, replica: str) -> bool:
+    def is_silent(self, orchestrator: str, replica: str) -> bool:
         """Return whether an orchestrator's replica has fallen silent while another has not."""
-        return self._signs.is_silent("orchestrator", replica)
+        return self._signs.is_silent(orchestrator, replica)
 
-    def note_progress(self) -> None:
-        """Note that an answer has just made progress."""
-        self._answered_at = self._clock()
+    def note_progress(self, orchestrator: str) -> None:
+        """Note that an answer of an orchestrator has just made progress."""
+        now = self._clock()
+        self._answered_at |= {orchestrator: now, self._needed[orchestrator]: now}
 
-    @property
-    def _why_not_ready(self) -> str | None:
-        return self._why_not("target", has_engines=True) or self._why_not("orchestrator")
+    def _why_not_ready(self, orchestrator: str) -> str | None:
+        target = self._needed[orchestrator]
+        return self._why_not(target, has_engines=True) or self._why_not(orchestrator)
 
     def _why_not(self, name: str, *, has_engines: bool = False) -> str | None:
         """Return why a pool would not answer; None if it would."""
@@ -144,7 +150,7 @@ class Readiness:
         standings = {self._signs.standing(name, is_engine=False)}
         if has_engines:
             standings.add(self._signs.standing(name, is_engine=True))
-        if now - self._answered_at <= _ANSWERED_S:
+        if now - self._answered_at[name] <= _ANSWERED_S:
             standings.discard("silent")  # they are only slow to say so
         return None if standings <= {"alive"} else f"no {name} gives a sign of life"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -32,6 +32,7 @@ class RemoteOrchestrator:
 
     def __init__(self, handle: DeploymentHandle, readiness: Readiness) -> None:
         self._handle = handle
+        self._pool = handle.deployment_name.lower()
         self._readiness = readiness
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
@@ -56,7 +57,7 @@ class RemoteOrchestrator:
                 try:
                     async with aclosing(watched) as events:
                         async for event in events:
-                            self._readiness.note_progress()
+                            self._readiness.note_progress(self._pool)
                             if isinstance(event, RapidError):  # a refusal
                                 raise event
                             yield event
@@ -102,7 +103,7 @@ class RemoteOrchestrator:
                     if may_move and router.can_move(request):
                         raise _BeginsElsewhere
                     replica = router.replica_of(request)
-                    is_silent = replica is not None and self._readiness.is_silent(replica)
+                    is_silent = replica and self._readiness.is_silent(self._pool, replica)
                     num_silent = num_silent + 1 if is_silent else 0
                     if replica is not None and num_silent == _SILENT_LOOKS:
                         CIRCUITS.put(replica)
@@ -118,7 +119,7 @@ class RemoteOrchestrator:
 
     async def ready(self) -> dict[str, Any]:
         """Return the state of pools and engines, as this process last saw it."""
-        return self._readiness.state()
+        return self._readiness.state(self._pool)
 
     def close(self) -> None:
         """Look no more at the application's state; answers that have begun go on."""
@@ -139,9 +140,14 @@ class _BeginsElsewhere(Exception):
     """A request that no orchestrator has taken in time, while another one has room."""
 
 
-def watch(application: str) -> RemoteOrchestrator:
-    """Return the orchestrator of another application, which need not run yet, and watch it."""
-    readiness = Readiness(application)
+def watch(application: str, targets: Mapping[str, str]) -> list[RemoteOrchestrator]:
+    """Return the orchestrators of another application, which need not run yet, and watch it.
+
+    Args:
+        application: The application's name.
+        targets: The pool of targets that each orchestrator needs, by the orchestrator's deployment.
+    """
+    readiness = Readiness(application, targets)
     readiness.start()
-    handle = handle_before_start("Orchestrator", application)
-    return RemoteOrchestrator(handle, readiness)
+    handles = [handle_before_start(deployment, application) for deployment in targets]
+    return [RemoteOrchestrator(handle, readiness) for handle in handles]

@@ -180,4 +180,5 @@ class ChatRequest(SamplingFields):
             explain=rapid.explain == "tokens",
             date=rapid.date or utc_day(),
             cache_salt=self.cache_salt or "",
+            model=self.model,
         )

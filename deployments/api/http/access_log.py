@@ -59,9 +59,9 @@ Failure = Callable[[Exception, str], HttpError]
 class RequestRecord:
     """What becomes of one request, noted as it goes by."""
 
-    def __init__(self, request_id: str, tenant: str, clock: Clock) -> None:
+    def __init__(self, request_id: str, tenant: str, model: str | None, clock: Clock) -> None:
         self._clock = clock
-        self.request_id, self.tenant = request_id, tenant
+        self.request_id, self.tenant, self.model = request_id, tenant, model
         self.began = clock()
         self.waited_s: float | None = None
         self.first_text: float | None = None
@@ -129,16 +129,16 @@ class AccessLog:
         self._metrics = metrics
 
     @contextmanager
-    def request(self, request_id: str, tenant: str, model: str) -> Iterator[RequestRecord]:
-        """Record one request for the duration of the context."""
-        record = RequestRecord(request_id, tenant, self._clock)
+    def request(self, request_id: str, tenant: str, model: str | None) -> Iterator[RequestRecord]:
+        """Record one request for the duration of the context; its model may be noted later."""
+        record = RequestRecord(request_id, tenant, model, self._clock)
         try:
             yield record
         except BaseException as error:
             record.error = error
             raise
         finally:
-            self._close(record, model)
+            self._close(record)
 
     def refuse(self, request_id: str, error: errors.Unauthorized) -> None:
         """Record a request, to any route, that brought no valid key."""
@@ -147,13 +147,13 @@ class AccessLog:
         if self._metrics is not None:
             self._metrics.count_end("refused", cause_of(error))
 
-    def _close(self, record: RequestRecord, model: str) -> None:
+    def _close(self, record: RequestRecord) -> None:
         ended = self._clock()
         outcome, cause = record.ending()
         first_text_s = None if record.first_text is None else record.first_text - record.began
         fields = {
             "tenant": record.tenant,
-            "model": model,
+            "model": record.model,
             "outcome": outcome,
             "cause": cause or None,
             "mode": record.mode,
@@ -165,9 +165,9 @@ class AccessLog:
         }
         self._write(record.request_id, fields)
         if self._metrics is not None:
-            self._metrics.count_end(outcome, cause)
+            self._metrics.count_end(outcome, cause, record.model)
             if record.waited_s is not None:
-                self._metrics.observe_wait(record.waited_s)
+                self._metrics.observe_wait(record.waited_s, record.model)
 
     def _write(self, request_id: str, fields: dict[str, Any]) -> None:
         known = {name: value for name, value in fields.items() if value is not None}

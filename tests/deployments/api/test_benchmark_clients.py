@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from deployments.api.ingress import Ingress
-from deployments.config.serve_config import ApiConfig
+from deployments.config.api_config import ApiConfig
 from rapid.messages import Finished, Reading, TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from deployments.api.ingress import DIALECTS, Ingress
-from deployments.config.serve_config import ApiConfig
+from deployments.config.api_config import ApiConfig
 from rapid.errors import BadRequest, OrchestratorLost
 from rapid.messages import GenerateRequest, Message, TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator

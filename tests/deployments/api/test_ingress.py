@@ -14,7 +14,7 @@ import pytest
 
 from cluster.placement import RequestPoolConfig
 from deployments.api.ingress import Ingress
-from deployments.config.serve_config import ApiConfig, ApiKey
+from deployments.config.api_config import ApiConfig, ApiKey, ModelCard
 from deployments.config.tenants import hash_key
 from rapid.errors import (
     BadRequest,
@@ -571,6 +571,24 @@ class TestBadInput:
 
 
 class TestRoutes:
+    async def test_several_models(self):
+        cards = {"small": ModelCard(default_temperature=0.0), "large": ModelCard(max_model_len=9)}
+        orchestrator = ScriptedOrchestrator()
+        app = Ingress(orchestrator, ApiConfig(models=cards))
+        async with client(app) as http:
+            listed = (await http.get("/v1/models")).json()["data"]
+            assert [card["id"] for card in listed] == ["small", "large"]
+            assert (await http.get("/v1/models/large")).json() == listed[1]
+            assert (await http.get("/v1/models/medium")).status_code == 404
+        assert [card.get("max_model_len") for card in listed] == [None, 9]
+        for model in cards:
+            assert (await post(app, ASK | {"model": model})).json()["model"] == model
+        asked = [(each.model, each.temperature) for each in orchestrator.requests]
+        assert asked == [("small", 0.0), ("large", 1.0)]
+        unknown = (await post(app, ASK | {"model": "medium"})).json()["error"]
+        assert unknown["code"] == "model_not_found"
+        assert unknown["message"].endswith("this server has 'small', 'large'.")
+
     async def test_models(self):
         async with client(ingress(ScriptedOrchestrator())) as http:
             (card,) = (await http.get("/v1/models")).json()["data"]

@@ -11,11 +11,14 @@ from cluster import serve_internals
 from deployments.api import ingress_replica as module
 from deployments.api.backend.readiness import Readiness
 from deployments.api.ingress_replica import IngressReplica, report_readiness
-from deployments.config.serve_config import ApiConfig
+from deployments.config.api_config import ApiConfig, ModelCard
 from deployments.config.tenants import hash_key
 from rapid.errors import ConfigurationError
+from rapid.messages import GenerateRequest, Message
 from tests.deployments.api.backend.test_remote_orchestrator import ScriptedHandle
-from tests.deployments.scripted import ScriptedOrchestrator
+from tests.deployments.scripted import ScriptedOrchestrator, answer
+
+REQUEST = GenerateRequest("r", "local", (Message("user", "Which?"),))
 
 
 @pytest.fixture
@@ -28,15 +31,40 @@ def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_models_card_says_whether_it_is_an_embedded_one(
     is_embedded: bool, nobody_looks: None
 ) -> None:
-    replica = IngressReplica(ApiConfig(), ScriptedHandle(), is_embedded)  # type: ignore[arg-type]
+    settings = ApiConfig(models={"rapid": ModelCard(is_embedded=is_embedded)})
+    replica = IngressReplica(settings, ScriptedHandle())  # type: ignore[arg-type]
     transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
         (card,) = (await http.get("/v1/models")).json()["data"]
     assert card["rapid"] == {"embedded": is_embedded}
 
 
+async def test_each_model_has_its_orchestrator(nobody_looks: None) -> None:
+    """And its number cannot change while the replica runs, as handles are given at the start."""
+    handles = [ScriptedHandle(None, *answer(REQUEST)), ScriptedHandle(None, *answer(REQUEST))]
+    for handle, name in zip(handles, ("Orchestrator-a", "Orchestrator-b"), strict=True):
+        handle.deployment_name = handle.deployment_id = name
+    models = {"a": ModelCard(target="target-a"), "b": ModelCard(target="engines-big")}
+    replica = IngressReplica(ApiConfig(models=models), *handles)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+
+        async def ask(model: str) -> int:
+            body = {"model": model, "messages": [{"role": "user", "content": "Which?"}]}
+            return (await http.post("/v1/chat/completions", json=body)).status_code
+
+        renamed = {"a": {"target": "target-a"}, "c": {"target": "engines-big"}}
+        replica.reconfigure({"models": renamed})
+        replica.reconfigure({"models": {"a": {}}})  # refused
+        assert (await ask("b"), await ask("c")) == (404, 200)
+    assert [len(handle.events) for handle in handles] == [len(answer(REQUEST)), 0]
+    state = await replica._service.ready()
+    assert state["reason"] == "no target-a takes requests"
+    assert state["models"] == {"a": False, "c": False}
+
+
 async def test_new_keys_and_limits_reach_a_replica_that_runs(nobody_looks: None) -> None:
-    replica = IngressReplica(ApiConfig(), ScriptedHandle(), False)  # type: ignore[arg-type]
+    replica = IngressReplica(ApiConfig(), ScriptedHandle())  # type: ignore[arg-type]
     transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
     key = {"tenant": "a", "sha256": hash_key("sk-new")}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
@@ -58,7 +86,7 @@ async def test_a_replica_keeps_its_keys_where_callers_elsewhere_seem_local(
 ) -> None:
     monkeypatch.setattr(serve_internals, "RAY_SERVE_ENABLE_DIRECT_INGRESS", True)
     monkeypatch.setattr(module, "limit_replica", lambda: None)  # it would last
-    replica = IngressReplica(ApiConfig(), ScriptedHandle(), False)  # type: ignore[arg-type]
+    replica = IngressReplica(ApiConfig(), ScriptedHandle())  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="list keys"):
         replica.reconfigure({"model": "rapid"})
     replica.reconfigure({"model": "rapid", "keys": [{"tenant": "a", "sha256": hash_key("sk")}]})
@@ -70,7 +98,7 @@ async def test_readiness_is_reported_as_it_changes() -> None:
     service, seen = ScriptedOrchestrator(), []
 
     class Metrics:
-        def report(self, *, is_ready: bool) -> None:
+        def report(self, *, is_ready: bool, model: str | None) -> None:
             seen.append(is_ready)
 
     async def sleep(_: float) -> None:

@@ -16,7 +16,7 @@ import pytest
 from deployments.api.chat import parsing
 from deployments.api.http.bodies import BodyPace
 from deployments.api.ingress import Ingress
-from deployments.config.serve_config import ApiConfig, ApiKey
+from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
 from tests.deployments.scripted import ScriptedOrchestrator
 from tests.deployments.serving import served

@@ -15,7 +15,7 @@ from click.testing import Result
 
 from deployments.api.ingress import Ingress
 from deployments.cli.citations import origin
-from deployments.config.serve_config import ApiConfig, ApiKey
+from deployments.config.api_config import ApiConfig, ApiKey, ModelCard
 from deployments.config.tenants import hash_key
 from rapid.embedded.generator import generate_document
 from rapid.errors import EngineFailed, Overloaded, PromptTooLong, TargetUnavailable
@@ -40,8 +40,9 @@ class Server:
         self, orchestrator: ScriptedOrchestrator, *, is_embedded: bool = False, **config: object
     ) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
-        settings = ApiConfig(model="served", **config)  # type: ignore[arg-type]
-        ingress = Ingress(orchestrator, settings, is_embedded=is_embedded)
+        card = ModelCard(is_embedded=is_embedded)
+        settings = ApiConfig(models={"served": card}, **config)  # type: ignore[arg-type]
+        ingress = Ingress(orchestrator, settings)
         options = uvicorn.Config(ingress, log_level="error", lifespan="off", ws="none")
         self.orchestrator = orchestrator
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

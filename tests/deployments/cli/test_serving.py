@@ -37,6 +37,22 @@ class TestCheckConfig:
             path.write_text(yaml.safe_dump(file), encoding="utf-8")
             assert f"{named} drafts" in rapid("check-config", str(path)).stdout.replace("\n", " ")
 
+    def test_it_names_every_model(self, tmp_path):
+        file = yaml.safe_load((ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
+        args = file["applications"][0]["args"]
+        del args["api"]["model"]
+        target, drafter = args.pop("target"), args.pop("drafter")
+        args["engine_pools"] = {"quick": drafter}
+        args["models"] = {
+            "large": {"target": target, "drafter": "quick"},
+            "lookup": {"target": "quick", "drafter": "prompt_lookup"},
+        }
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(file), encoding="utf-8")
+        said = " ".join(rapid("check-config", str(path)).stdout.split())
+        assert "embedded:target answers as 'large', embedded:drafter drafts" in said
+        assert "embedded:drafter answers as 'lookup', prompt lookup drafts" in said
+
     def test_a_mistake_is_one_readable_message(self, tmp_path):
         text = (ROOT / "serve_config.yaml").read_text(encoding="utf-8")
         path = tmp_path / "config.yaml"
@@ -69,9 +85,8 @@ def serving(config: Path) -> subprocess.Popen[str]:
         "import typer; from deployments.cli import serving, server_process;"
         f"server_process.SERVE_COMMAND = ({str(config.parent / 'bin' / 'serve')!r},);"
         "server_process._REST_TIMEOUT_S = 0.1;"
-        "engine = N(engine=N(model='a-model'));"
-        "api, pools = N(model='m'), {};"
-        "found = N(target=engine, api=api, is_embedded=False, pools=pools);"
+        "model = N(name='m', config=N(is_embedded=False));"
+        "found = N(served=[model], parts={});"
         "serving._check = lambda path: found;"
         "app = typer.Typer(); app.command()(serving.serve); app(['config.yaml'])"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from deployments.config.applying import update
 from deployments.config.serve_file import check_applications
 from rapid.embedded import TARGET
 from rapid.errors import ConfigurationError
+from tests.deployments.config.swapped import swap_tokens
 
 FILE: dict[str, Any] = yaml.safe_load(
     (Path(__file__).parents[3] / "serve_config.yaml").read_text(encoding="utf-8")
@@ -107,13 +107,7 @@ def test_two_versions_are_two_applications_of_one_file(file: Any) -> None:
 
 def test_models_that_share_no_tokens_do_not_replace_each_other(file: Any, tmp_path: Path) -> None:
     """While replicas are replaced, one's answers would be read as the other's."""
-    swapped = tmp_path / "swapped"
-    shutil.copytree(TARGET, swapped)
-    tokenizer = json.loads((swapped / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    first, second = list(vocabulary)[100:102]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    (swapped / "tokenizer.json").write_text(json.dumps(tokenizer))
+    swapped = swap_tokens(tmp_path)
     for role in ("target", "drafter"):
         file["applications"][0]["args"][role]["engine"]["model"] = str(swapped)
     with pytest.raises(ConfigurationError, match=r"do not share their tokens: run the new model"):

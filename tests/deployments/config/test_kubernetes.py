@@ -14,8 +14,8 @@ from ray.autoscaler._private.kuberay.autoscaling_config import (
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.app import compose
-from deployments.config.kubernetes import manifests, node_groups
-from deployments.config.pods import APP_LABELS, KEYS_FILE, POOL_LABEL, SECRETS, NodeGroup
+from deployments.config.kubernetes.pods import APP_LABELS, KEYS_FILE, POOL_LABEL, SECRETS, NodeGroup
+from deployments.config.kubernetes.ray_service import manifests, node_groups
 from deployments.config.serve_config import ServeConfig
 from deployments.config.serve_file import check
 from rapid.errors import ConfigurationError

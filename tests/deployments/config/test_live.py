@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from deployments.config.api_config import ApiConfig
 from deployments.config.live import accept_settings
-from deployments.config.serve_config import ApiConfig
 from rapid.errors import ConfigurationError
 
 BAD: Any = {"keys": [{"tenant": "a", "sha256": "the key itself"}], "max_choice": 3}

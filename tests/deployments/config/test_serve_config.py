@@ -10,12 +10,8 @@ from pydantic import ValidationError
 
 from deployments.api.ingress import Ingress
 from deployments.app import compose
-from deployments.config.serve_config import (
-    ApiConfig,
-    ApiKey,
-    RetrieverPoolConfig,
-    ServeConfig,
-)
+from deployments.config.api_config import ApiConfig, ApiKey
+from deployments.config.serve_config import RetrieverPoolConfig, ServeConfig
 from deployments.config.serve_file import check
 from rapid.catalogue import CatalogueFile, find
 from rapid.errors import ConfigurationError
@@ -164,9 +160,11 @@ def test_tenants_share_what_can_be_answered_at_once(
 
 
 def test_the_context_that_is_told_is_the_one_that_is_configured() -> None:
-    told = with_api().filled_api.max_model_len
-    assert told == with_api().target.engine.max_context == 4096
-    assert with_api(max_model_len=7).filled_api.max_model_len == 7
+    def told(**api: Any) -> int | None:
+        return with_api(**api).filled_api.cards["rapid-embedded"].max_model_len
+
+    assert told() == with_api().target.engine.max_context == 4096
+    assert told(max_model_len=7) == 7
 
 
 def test_the_most_characters_follow_from_the_context() -> None:

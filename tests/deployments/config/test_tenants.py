@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.config.serve_config import ApiKey
+from deployments.config.api_config import ApiKey
 from deployments.config.tenants import Tenants, hash_key, is_loopback
 from rapid.errors import Unauthorized
 

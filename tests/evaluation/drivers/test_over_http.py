@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from deployments.api.ingress import Ingress
-from deployments.config.serve_config import ApiConfig
+from deployments.config.api_config import ApiConfig
 from evaluation.drivers import item_runner
 from evaluation.drivers.answering import Trial, seed_of
 from evaluation.drivers.in_process import Models

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from deployments.api.ingress import Ingress
-from deployments.config.serve_config import ApiConfig, ApiKey
+from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
 from rapid.errors import OrchestratorLost, Overloaded, TargetUnavailable
 from rapid.messages import Finished, GenerateRequest, GenerationEvent, TextDelta

@@ -12,6 +12,8 @@ from ray.serve.schema import ReplicaState
 from deployments.api.backend import readiness as module
 from deployments.api.backend.readiness import Readiness, pools_of
 
+NEEDED = {"orchestrator": "target"}
+
 
 class Parts:
     """Stands in for `Signs`, and for the clock: who lives is written by hand."""
@@ -39,11 +41,12 @@ def pools(status: str = "UNHEALTHY", **replicas: int) -> Any:
 def readiness_of(seen: Any, parts: Parts) -> Readiness:
     readiness = Readiness(
         "rapid",
+        NEEDED,
         look_at_pools=lambda app: (seen, ["http://a:9100/metrics"]),
         signs=parts,  # type: ignore[arg-type]
         clock=lambda: parts.now,
     )
-    assert not readiness.state()["ready"]
+    assert not readiness.state("orchestrator")["ready"]
     readiness.refresh_pools()
     return readiness
 
@@ -63,12 +66,12 @@ def readiness_of(seen: Any, parts: Parts) -> Readiness:
     ],
 )
 def test_a_request_needs_a_target_and_an_orchestrator(seen: Any, is_ready: bool) -> None:
-    assert readiness_of(seen, Parts()).state()["ready"] == is_ready
+    assert readiness_of(seen, Parts()).state("orchestrator")["ready"] == is_ready
 
 
 def test_the_state_shows_pools_engines_and_metrics() -> None:
     seen = pools(target=1, orchestrator=1)
-    state = readiness_of(seen, Parts()).state()
+    state = readiness_of(seen, Parts()).state("orchestrator")
     assert state["pools"] == seen
     assert state["engines"] == [{"name": "target/1", "leases_open": 3}]
     assert state["metrics"] == ["http://a:9100/metrics"]
@@ -78,20 +81,44 @@ def test_the_state_shows_pools_engines_and_metrics() -> None:
 def test_replicas_that_are_silent_answer_nobody_whatever_serve_says(silent: str) -> None:
     parts = Parts(silent)
     readiness = readiness_of(pools("HEALTHY", target=1, orchestrator=1), parts)
-    assert not readiness.state()["ready"]
-    readiness.note_progress()  # they are only slow to say so
+    assert not readiness.state("orchestrator")["ready"]
+    readiness.note_progress("orchestrator")  # they are only slow to say so
     parts.now += 5.0
-    assert readiness.state()["ready"]
+    assert readiness.state("orchestrator")["ready"]
     parts.now += 0.1
-    assert not readiness.state()["ready"]
-    readiness.note_progress()
+    assert not readiness.state("orchestrator")["ready"]
+    readiness.note_progress("orchestrator")
     parts.gone = "gone"
-    assert not readiness.state()["ready"]
+    assert not readiness.state("orchestrator")["ready"]
+
+
+def test_a_model_needs_its_own_orchestrator_and_target() -> None:
+    parts = Parts()
+    seen = pools(
+        "HEALTHY", **{"target-a": 1, "orchestrator-a": 1, "orchestrator-b": 1, "shared": 1}
+    )
+    readiness = Readiness(
+        "rapid",
+        {"orchestrator-a": "target-a", "orchestrator-b": "shared"},
+        look_at_pools=lambda app: (seen, []),
+        signs=parts,  # type: ignore[arg-type]
+        clock=lambda: parts.now,
+    )
+    readiness.refresh_pools()
+    parts.silent = {"shared engine"}
+    assert readiness.state("orchestrator-a")["ready"]
+    assert readiness.state("orchestrator-b")["reason"] == "no shared gives a sign of life"
+    readiness.note_progress("orchestrator-a")
+    assert not readiness.state("orchestrator-b")["ready"]
+    readiness.note_progress("orchestrator-b")  # its engine is only slow to say so
+    assert readiness.state("orchestrator-b")["ready"]
 
 
 @pytest.mark.parametrize("silent", ["drafter engine", "drafter replica", "orchestrator engine"])
 def test_who_is_not_needed_may_be_silent(silent: str) -> None:
-    assert readiness_of(pools(target=1, orchestrator=1), Parts(silent)).state()["ready"]
+    parts = Parts(silent)
+    state = readiness_of(pools(target=1, orchestrator=1), parts).state("orchestrator")
+    assert state["ready"]
 
 
 def test_while_the_controller_is_away_signs_of_life_are_enough() -> None:
@@ -99,10 +126,10 @@ def test_while_the_controller_is_away_signs_of_life_are_enough() -> None:
     readiness = readiness_of(pools(target=1, orchestrator=1), parts)
     resting = readiness_of(pools("HEALTHY", target=0, orchestrator=1), parts)
     parts.now += 30.0
-    assert resting.state()["ready"]
+    assert resting.state("orchestrator")["ready"]
     parts.now += 570.0
-    assert readiness.state()["ready"]
-    assert not resting.state()["ready"]  # nobody would start a replica
+    assert readiness.state("orchestrator")["ready"]
+    assert not resting.state("orchestrator")["ready"]  # nobody would start a replica
 
 
 def test_a_whole_application_is_looked_at_less_often() -> None:
@@ -116,6 +143,7 @@ def test_a_whole_application_is_looked_at_less_often() -> None:
 
     readiness = Readiness(
         "rapid",
+        NEEDED,
         look_at_pools=look,
         signs=parts,  # type: ignore[arg-type]
         clock=lambda: parts.now,
@@ -138,19 +166,22 @@ def test_one_look_is_enough_to_be_ready_and_what_cannot_be_seen_is_no_error() ->
 
     signs: Any = Parts()
     ready = Readiness(
-        "rapid", look_at_pools=lambda app: (pools(target=1, orchestrator=1), []), signs=signs
+        "rapid",
+        NEEDED,
+        look_at_pools=lambda app: (pools(target=1, orchestrator=1), []),
+        signs=signs,
     )
     ready.look()
-    assert ready.state()["ready"]
-    blind = Readiness("rapid", look_at_pools=broken, signs=signs)
+    assert ready.state("orchestrator")["ready"]
+    blind = Readiness("rapid", NEEDED, look_at_pools=broken, signs=signs)
     blind.look()
-    assert not blind.state()["ready"]
+    assert not blind.state("orchestrator")["ready"]
 
 
 def test_nobody_looks_any_more_after_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_EVERY_S", 0.001)
     before = {*threading.enumerate()}
-    readiness = Readiness("rapid", look_at_pools=lambda app: ({}, []), signs=Parts())  # type: ignore[arg-type]
+    readiness = Readiness("rapid", NEEDED, look_at_pools=lambda app: ({}, []), signs=Parts())  # type: ignore[arg-type]
     readiness.start()
     looking = {*threading.enumerate()} - before
     assert len(looking) == 3

@@ -26,7 +26,8 @@ LONG = "x" * (2**20 + 1)
 class ScriptedHandle:
     """A Serve handle that remembers its options, and answers nothing or fails."""
 
-    app_name, deployment_id = "rapid", "Orchestrator"
+    app_name = "rapid"
+    deployment_name = deployment_id = "Orchestrator"
 
     def __init__(self, failure: Exception | None = None, *events: Any) -> None:
         self.failure, self.events = failure, [*events]
@@ -51,7 +52,7 @@ class ScriptedHandle:
 
 
 def remote(handle: Any) -> RemoteOrchestrator:
-    return RemoteOrchestrator(handle, Readiness("rapid"))
+    return RemoteOrchestrator(handle, Readiness("rapid", {"orchestrator": "target"}))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,8 @@ async def caught(failure: Exception) -> Exception:
 class StandStill:
     """A handle whose first calls bring nothing, and the last one an event."""
 
-    app_name, deployment_id = "rapid", "Orchestrator"
+    app_name = "rapid"
+    deployment_name = deployment_id = "Orchestrator"
 
     def __init__(self, num_silent: int, first: Any = None) -> None:
         self.num_silent, self.first, self.num_cancelled = num_silent, first, 0
@@ -246,7 +248,7 @@ async def test_an_orchestrator_that_falls_silent_amid_an_answer_is_lost(
     routers.add("Orchestrator", router)
     service = remote(StandStill(0, "the first event"))
     silent: set[str] = set()
-    monkeypatch.setattr(service._readiness, "is_silent", silent.__contains__)
+    monkeypatch.setattr(service._readiness, "is_silent", lambda _, each: each in silent)
     events = service.generate(GenerateRequest("r", "local", ()))
     assert await anext(events) == "the first event"
     rest = asyncio.ensure_future(anext(events))
@@ -267,7 +269,7 @@ async def test_another_application_is_watched_like_this_one_until_it_is_closed(
     monkeypatch.setattr(Readiness, "start", lambda self: looks.append("start"))
     monkeypatch.setattr(Readiness, "stop", lambda self: looks.append("stop"))
     monkeypatch.setattr(module, "handle_before_start", lambda *_: ScriptedHandle())
-    other = module.watch("next")
+    (other,) = module.watch("next", {"Orchestrator": "target"})
     assert looks == ["start"]
     assert not (await other.ready())["ready"]
     other.close()

@@ -12,7 +12,7 @@ import pytest
 
 from deployments.api.gate.admission import Admission, Ticket, Usage
 from deployments.api.ingress import Ingress
-from deployments.config.serve_config import ApiConfig, ApiKey
+from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
 from rapid.errors import Overloaded, TooManyRequests
 from rapid.messages import Finished, GenerateRequest, GenerationEvent, TextDelta

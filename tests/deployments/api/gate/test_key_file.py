@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from deployments.api.ingress import Ingress
-from deployments.config.serve_config import ApiConfig
+from deployments.config.api_config import ApiConfig
 from deployments.config.tenants import hash_key
 from tests.deployments.scripted import ScriptedOrchestrator
 

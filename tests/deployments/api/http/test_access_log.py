@@ -16,7 +16,7 @@ import pytest
 
 from deployments.api.http.access_log import CAUSES, cause_of
 from deployments.api.ingress import Ingress
-from deployments.config.serve_config import ApiConfig, ApiKey
+from deployments.config.api_config import ApiConfig, ApiKey, ModelCard
 from deployments.config.tenants import hash_key
 from rapid import errors
 from rapid.messages import Finished, TextDelta
@@ -37,11 +37,13 @@ class Counts:
     def __init__(self) -> None:
         self.ends: list[tuple[str, str]] = []
         self.waits: list[float] = []
+        self.models: list[str | None] = []
 
-    def count_end(self, outcome: str, cause: str) -> None:
+    def count_end(self, outcome: str, cause: str, model: str | None = None) -> None:
         self.ends.append((outcome, cause))
+        self.models.append(model)
 
-    def observe_wait(self, seconds: float) -> None:
+    def observe_wait(self, seconds: float, model: str | None = None) -> None:
         self.waits.append(seconds)
 
 
@@ -88,6 +90,19 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
+
+
+async def test_of_several_models_the_line_and_the_count_name_the_one_that_is_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    models = {"m": ModelCard(), "other": ModelCard()}
+    door = Door(*ANSWER, config=ApiConfig(keys=CONFIG.keys, models=models))
+    assert await door.ask(model="other") == 200
+    assert await door.ask(model="unknown") == 404
+    known, unknown = lines(caplog)
+    assert known["model"] == "other"
+    assert "model" not in unknown
+    assert door.counts.models == ["other", None]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,15 +1,16 @@
-"""Which of two versions answers a request, and what its receipt says."""
+"""Which model, and which of its two versions, answers a request, and what its receipt says."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from deployments.api.backend.canary import WithCanary, position
+from deployments.api.backend.routes import Routes, position
 from deployments.api.chat.wire import rapid_receipt
-from deployments.config.serve_config import CanaryConfig
+from deployments.config.api_config import CanaryConfig
 from rapid.errors import BadRequest, EngineFailed, Overloaded, TargetUnavailable
 from rapid.messages import Document, Finished, GenerateRequest, Message, Reading
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator
@@ -25,17 +26,20 @@ class Other(ScriptedOrchestrator):
 
 
 class Versions:
-    """The service, with its own version and one other that is named `next`."""
+    """The service of one model, with its own version and one other that is named `next`."""
 
     def __init__(self, *script: Any, share: float = 1.0) -> None:
         self.own, self.other = ScriptedOrchestrator(), Other(*script)
         self.watched: list[str] = []
-        self.service = WithCanary(self.own, "rapid", self.watch)
-        self.service.configure(CanaryConfig(application="next", share=share))
+        self.service = Routes([self.own], "rapid", self.watch)
+        self.take(CanaryConfig(application="next", share=share))
 
-    def watch(self, application: str) -> Other:
+    def take(self, canary: CanaryConfig | None) -> None:
+        self.service.configure(["rapid"], canary)
+
+    def watch(self, application: str) -> list[Other]:
         self.watched.append(application)
-        return self.other
+        return [self.other]
 
     async def answered(self, request: GenerateRequest | None = None) -> str | None:
         """The application that the receipt names."""
@@ -47,7 +51,9 @@ class Versions:
 
 def about(text: str, request_id: str = "r") -> GenerateRequest:
     documents = (Document("notes", text),)
-    return GenerateRequest(request_id, "local", (Message("user", "Which?"),), documents)
+    return GenerateRequest(
+        request_id, "local", (Message("user", "Which?"),), documents, model="rapid"
+    )
 
 
 async def test_the_share_decides() -> None:
@@ -57,7 +63,7 @@ async def test_the_share_decides() -> None:
 
 async def test_a_service_of_one_version_names_none() -> None:
     versions = Versions()
-    versions.service.configure(None)
+    versions.take(None)
     assert await versions.answered() is None
 
 
@@ -97,12 +103,12 @@ async def test_a_version_that_is_not_ready_gets_nothing_until_it_is() -> None:
 
 def test_a_version_is_watched_for_as_long_as_it_is_configured() -> None:
     versions = Versions(share=0.1)
-    versions.service.configure(CanaryConfig(application="next", share=0.5))
+    versions.take(CanaryConfig(application="next", share=0.5))
     assert (versions.watched, versions.other.is_closed) == (["next"], False)
-    versions.service.configure(CanaryConfig(application="later", share=0.5))
+    versions.take(CanaryConfig(application="later", share=0.5))
     assert (versions.watched, versions.other.is_closed) == (["next", "later"], True)
     versions.other.is_closed = False
-    versions.service.configure(None)
+    versions.take(None)
     assert (versions.watched, versions.other.is_closed) == (["next", "later"], True)
 
 
@@ -112,3 +118,45 @@ async def test_who_leaves_is_noticed_by_the_version_that_answers() -> None:
     await anext(events)
     await events.aclose()
     assert versions.other.given_up.is_set()
+
+
+class TestSeveralModels:
+    def of(self) -> tuple[Routes, list[ScriptedOrchestrator], list[Other]]:
+        """The service of models `small` and `large`, theirs, and those of another version."""
+        own, others = [ScriptedOrchestrator(), ScriptedOrchestrator()], [Other(), Other()]
+        routes = Routes(own, "rapid", lambda application: others)
+        routes.configure(["small", "large"])
+        return routes, own, others
+
+    async def ask(self, routes: Routes, model: str) -> Finished:
+        request = replace(about("a"), model=model)
+        *_, last = [event async for event in routes.generate(request)]
+        assert isinstance(last, Finished)
+        return last
+
+    async def test_the_model_of_a_request_picks_its_service(self) -> None:
+        routes, (small, large), _ = self.of()
+        for model in ("small", "large", "large"):
+            assert (await self.ask(routes, model)).receipt.application is None
+        assert (len(small.requests), len(large.requests)) == (1, 2)
+
+    async def test_each_has_its_other_version(self) -> None:
+        routes, own, others = self.of()
+        routes.configure(["small", "large"], CanaryConfig(application="next", share=1.0))
+        assert (await self.ask(routes, "large")).receipt.application == "next"
+        assert [len(each.requests) for each in (*own, *others)] == [0, 0, 0, 1]
+
+    async def test_a_new_name_is_the_same_service(self) -> None:
+        routes, (small, _), _ = self.of()
+        routes.configure(["tiny", "large"])
+        for model in ("tiny", "small"):  # which an answer has that began with the earlier name
+            await self.ask(routes, model)
+        assert len(small.requests) == 2
+
+    async def test_ready_is_when_all_of_them_are(self) -> None:
+        routes, (_, large), _ = self.of()
+        assert (await routes.ready())["models"] == {"small": True, "large": True}
+        large.state = {"ready": False, "reason": "no target-large takes requests"}
+        state = await routes.ready()
+        assert (state["ready"], state["reason"]) == (False, "no target-large takes requests")
+        assert state["models"] == {"small": True, "large": False}

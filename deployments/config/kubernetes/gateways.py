@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deployments.config.pods import APP_LABELS, HTTP_PORT
-from deployments.config.serve_config import ServeConfig
+from deployments.config.kubernetes.pods import APP_LABELS, HTTP_PORT
+from deployments.config.serve_config import ApplicationConfig
 
 _GROUP = "gateway.networking.k8s.io"
 _ENVOY = "gateway.envoyproxy.io/v1alpha1"
@@ -27,7 +27,7 @@ GATEWAY_COMMENT = """\
 """
 
 
-def gateway(name: str, config: ServeConfig) -> list[dict[str, Any]]:
+def gateway(name: str, config: ApplicationConfig) -> list[dict[str, Any]]:
     """Return the resources of a service's door.
 
     Args:

@@ -12,7 +12,6 @@ What no configuration changes, network policies and monitoring, is in ``deploy/k
 
 from __future__ import annotations
 
-import copy
 import importlib.metadata
 import json
 import math
@@ -24,8 +23,8 @@ from typing import Any
 import yaml
 
 from cluster.placement import PoolConfig
-from deployments.config.gateways import GATEWAY_COMMENT, gateway
-from deployments.config.pods import (
+from deployments.config.kubernetes.gateways import GATEWAY_COMMENT, gateway
+from deployments.config.kubernetes.pods import (
     APP_LABELS,
     HTTP_PORT,
     KEYS_FILE,
@@ -36,9 +35,10 @@ from deployments.config.pods import (
     head_template,
     worker_template,
 )
-from deployments.config.serve_config import EnginePoolConfig, ServeConfig
+from deployments.config.named_models import read_application
+from deployments.config.serve_config import ApplicationConfig, EnginePoolConfig
 from deployments.config.serve_file import applications_of
-from rapid.config_errors import read_yaml, validate
+from rapid.config_errors import read_yaml
 from rapid.errors import ConfigurationError
 
 _CPU_GROUP = "cpu"
@@ -65,17 +65,18 @@ def manifests(path: Path, name: str) -> dict[str, str]:
     settings = read_yaml(path, "serve_config.yaml")
     if len(applications_of(settings)) > 1:
         raise ConfigurationError("the manifests are for one application: write a file for each")
-    args = applications_of(settings)[0].get("args") or {}
-    config = validate(ServeConfig, args, prefix=f"{path}: ", top="args")
-    for role, pool in config.pools.items():
+    config = read_application(applications_of(settings)[0].get("args") or {}, f"{path}: ")
+    for part in config.parts.values():
+        pool = part.settings.pool
         if pool.node_labels:
             raise ConfigurationError(
-                f"{role}.pool.node_labels: the manifests label nodes by their pools: leave it out"
+                f"{part.key}.pool.node_labels: the manifests label nodes by their pools: leave "
+                "it out"
             )
         if pool.nodes > 1 and not pool.num_gpus:
             raise ConfigurationError(
-                f"{role}.pool.nodes: the manifests have one node for engines without GPUs: leave "
-                "it out, or set num_gpus"
+                f"{part.key}.pool.nodes: the manifests have one node for engines without GPUs: "
+                "leave it out, or set num_gpus"
             )
     groups = node_groups(config)
     header = f"# Made by `rapid manifests {path} {name}`: change the configuration instead.\n"
@@ -89,7 +90,7 @@ def manifests(path: Path, name: str) -> dict[str, str]:
     }
 
 
-def node_groups(config: ServeConfig) -> list[NodeGroup]:
+def node_groups(config: ApplicationConfig) -> list[NodeGroup]:
     """Return the groups of nodes that an application needs; none where the head is enough."""
     with_gpus, without = [], []
     for name, pool, cpus in _pools(config):
@@ -116,22 +117,23 @@ def node_groups(config: ServeConfig) -> list[NodeGroup]:
     return [*with_gpus, cpu_group]
 
 
-def _pools(config: ServeConfig) -> Iterator[tuple[str, PoolConfig, float]]:
-    """Yield the name and settings of every pool of its own, and the CPUs of one replica."""
-    for name, pool in config.pools.items():
-        section = {"target": config.target, "drafter": config.drafter}.get(name)
-        if isinstance(section, EnginePoolConfig):
-            threads = section.engine.threads or _ENGINE_THREADS
-            yield name, pool, pool.num_cpus + (pool.engine_cpus if pool.num_gpus else threads)
-        elif section is None:
-            yield name, pool, pool.num_cpus
+def _pools(config: ApplicationConfig) -> Iterator[tuple[str, PoolConfig, float]]:
+    """Yield the name and settings of every pool, and the CPUs of one replica."""
+    for name, part in config.parts.items():
+        settings, pool = part.settings, part.settings.pool
+        cpus = 0.0
+        if isinstance(settings, EnginePoolConfig):
+            threads = settings.engine.threads or _ENGINE_THREADS
+            cpus = pool.engine_cpus if pool.num_gpus else threads
+        yield name, pool, pool.num_cpus + cpus
 
 
 def _serve_config(
-    settings: dict[str, Any], config: ServeConfig, groups: list[NodeGroup]
+    settings: dict[str, Any], config: ApplicationConfig, groups: list[NodeGroup]
 ) -> dict[str, Any]:
     """Return the Serve configuration as it runs on Kubernetes."""
-    changed = copy.deepcopy(settings)
+    # A copy in which what YAML's anchors share is apart.
+    changed: dict[str, Any] = json.loads(json.dumps(settings))
     changed["proxy_location"] = "EveryNode"  # KubeRay takes a worker without a proxy for unready
     http = {"host": "0.0.0.0", "port": HTTP_PORT}  # network policies say who reaches it
     changed["http_options"] = changed.get("http_options", {}) | http
@@ -139,15 +141,17 @@ def _serve_config(
     if not config.api.has_keys:
         args.setdefault("api", {})["keys_file"] = KEYS_FILE
     names = {group.name for group in groups}
-    for name, _, _ in _pools(config) if groups else ():
-        section = args.setdefault("api" if name == "ingress" else name, {})
+    for name, part in config.parts.items() if groups else ():
+        section = args
+        for key in part.section:
+            section = section.setdefault(key, {})
         label = {POOL_LABEL: name if name in names else _CPU_GROUP}
         section["pool"] = section.get("pool", {}) | {"node_labels": label}
     return changed
 
 
 def _ray_service(
-    name: str, config: ServeConfig, groups: list[NodeGroup], serve_config: dict[str, Any]
+    name: str, config: ApplicationConfig, groups: list[NodeGroup], serve_config: dict[str, Any]
 ) -> dict[str, Any]:
     head_cpus = _HEAD_CPUS if groups else _cpus_of_one_node(config)
     drain_s = math.ceil(max(pool.graceful_shutdown_timeout_s for pool in config.pools.values()))
@@ -188,14 +192,14 @@ def _ray_service(
     }
 
 
-def _cpus_of_one_node(config: ServeConfig) -> int:
+def _cpus_of_one_node(config: ApplicationConfig) -> int:
     """Return the CPUs of an application on one node, whose engines share them when pools grow."""
     computing = sum(max(1, pool.min_replicas) * cpus for _, pool, cpus in _pools(config))
     reserved = sum(pool.max_replicas * pool.num_cpus for _, pool, _ in _pools(config))
     return math.ceil(max(computing, reserved))
 
 
-def _start_params(config: ServeConfig, group: NodeGroup) -> dict[str, str]:
+def _start_params(config: ApplicationConfig, group: NodeGroup) -> dict[str, str]:
     """Return the arguments of `ray start`.
 
     Ray finds the type of a GPU by itself; its autoscaler must know it before there is a node.

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.config.serve_config import EnginePoolConfig, ServeConfig
+from deployments.config.serve_config import ApplicationConfig, RetrieverPoolConfig
 from rapid.errors import ConfigurationError
 from retrieval.settings import LexicalEmbedderConfig, ServerStoreConfig
 
@@ -84,7 +84,7 @@ class NodeGroup:
     max_nodes: int
 
 
-def worker_template(config: ServeConfig, group: NodeGroup, drain_s: int) -> Json:
+def worker_template(config: ApplicationConfig, group: NodeGroup, drain_s: int) -> Json:
     """Return the template of a group's pods.
 
     Before it ends, a pod waits until what runs on it has gone on elsewhere or is finished.
@@ -113,11 +113,13 @@ def worker_template(config: ServeConfig, group: NodeGroup, drain_s: int) -> Json
         gpu = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
         spec["tolerations"] = [gpu]
         if accelerator := config.pools[group.name].accelerator:
-            spec["affinity"] = {"nodeAffinity": _has_gpus_of(accelerator, group.name)}
+            spec["affinity"] = {
+                "nodeAffinity": _has_gpus_of(accelerator, config.parts[group.name].key)
+            }
     return template
 
 
-def head_template(config: ServeConfig, cpus: int, *, runs_all: bool) -> Json:
+def head_template(config: ApplicationConfig, cpus: int, *, runs_all: bool) -> Json:
     """Return the template of the head's pod.
 
     Args:
@@ -145,7 +147,7 @@ def autoscaler_options() -> Json:
 
 
 def _template(
-    config: ServeConfig, container: str, cpus: int, gpus: int, parts: Collection[str]
+    config: ApplicationConfig, container: str, cpus: int, gpus: int, parts: Collection[str]
 ) -> Json:
     gib = _GIB_PER_GPU * gpus or _GIB_PER_CPU * cpus
     resources: Json = {"cpu": str(cpus + _DAEMON_CPUS), "memory": f"{gib}Gi"}
@@ -178,7 +180,7 @@ def _template(
     return {"metadata": {"labels": dict(APP_LABELS)}, "spec": spec}
 
 
-def _volumes(config: ServeConfig, parts: Collection[str]) -> list[tuple[Json, Json]]:
+def _volumes(config: ApplicationConfig, parts: Collection[str]) -> list[tuple[Json, Json]]:
     """Return where a pod mounts its volumes, and what each of them is."""
     volumes: list[tuple[Json, Json]] = [(_TEMPORARY, {"emptyDir": {}})]
     if "ingress" in parts and _reads_keys_file(config):
@@ -189,22 +191,26 @@ def _volumes(config: ServeConfig, parts: Collection[str]) -> list[tuple[Json, Js
     if parts and not is_in_the_image(config):
         claim = {"persistentVolumeClaim": {"claimName": "rapid-models"}}
         volumes.append(({"name": "models", "mountPath": _MODELS}, claim))
-    for name in sorted(parts):
-        section = {"target": config.target, "drafter": config.drafter}.get(name)
-        folder = section.engine.disk_cache_folder if isinstance(section, EnginePoolConfig) else None
+    for name in sorted(config.engine_parts.keys() & parts):
+        folder = config.engine_parts[name].settings.engine.disk_cache_folder
         if folder is not None and all(str(folder) != each["mountPath"] for each, _ in volumes):
-            volumes.append(({"name": f"{name}-kv", "mountPath": str(folder)}, {"emptyDir": {}}))
+            volume = f"{name}-kv".replace(".", "-")  # which Kubernetes asks for
+            volumes.append(({"name": volume, "mountPath": str(folder)}, {"emptyDir": {}}))
     return volumes
 
 
-def _environment(config: ServeConfig, parts: Collection[str]) -> list[Json]:
+def _environment(config: ApplicationConfig, parts: Collection[str]) -> list[Json]:
     """Return the variables of a container, beside those that KubeRay sets."""
     environment = []
     if "ingress" in parts and config.api.keys_env:
         environment.append(_secret(config.api.keys_env, _KEYS_KEY))
-    store = config.retriever.retrieval.store
-    if "retriever" in parts and isinstance(store, ServerStoreConfig) and store.api_key_env:
-        environment.append(_secret(store.api_key_env, "qdrant_api_key"))
+    variables = {
+        store.api_key_env
+        for name, retriever in _retrievers(config).items()
+        if isinstance(store := retriever.retrieval.store, ServerStoreConfig) and name in parts
+    }
+    for variable in sorted(filter(None, variables)):
+        environment.append(_secret(variable, "qdrant_api_key"))
     if parts and not is_in_the_image(config):
         environment.append(_secret("HF_TOKEN", "hf_token", optional=True))
         environment.append({"name": "HF_HOME", "value": f"{_MODELS}/huggingface"})
@@ -219,18 +225,25 @@ def _secret(variable: str, key: str, **more: bool) -> Json:
     }
 
 
-def _reads_keys_file(config: ServeConfig) -> bool:
+def _reads_keys_file(config: ApplicationConfig) -> bool:
     """Return whether the ingress reads the mounted file, which it does without keys of its own."""
     keys_file = config.api.keys_file
     return str(keys_file) == KEYS_FILE if keys_file else not config.api.has_keys
 
 
-def is_in_the_image(config: ServeConfig) -> bool:
+def is_in_the_image(config: ApplicationConfig) -> bool:
     """Return whether all models are part of this package."""
-    engines = (config.target.engine, config.drafter_pool.engine)
-    return isinstance(config.retriever.retrieval.embedder, LexicalEmbedderConfig) and all(
-        engine.model.startswith("embedded:") for engine in engines
+    engines = config.engine_parts.values()
+    return all(part.settings.engine.model.startswith("embedded:") for part in engines) and all(
+        isinstance(retriever.retrieval.embedder, LexicalEmbedderConfig)
+        for retriever in _retrievers(config).values()
     )
+
+
+def _retrievers(config: ApplicationConfig) -> dict[str, RetrieverPoolConfig]:
+    """Return the settings of every retriever, by its pool's name."""
+    parts = [model.retriever for model in config.served]
+    return {part.pool_name: part.settings for part in parts if part is not None}
 
 
 def _spread(group: NodeGroup) -> Json:
@@ -248,12 +261,12 @@ def _spread(group: NodeGroup) -> Json:
     }
 
 
-def _has_gpus_of(accelerator: str, role: str) -> Json:
+def _has_gpus_of(accelerator: str, section: str) -> Json:
     products = _GPU_PRODUCTS.get(accelerator)
     if products is None:
         raise ConfigurationError(
-            f"{role}.pool.accelerator: the manifests know no machines with {accelerator!r}: give "
-            f"one of {', '.join(_GPU_PRODUCTS)}, or leave it out and select machines in a "
+            f"{section}.pool.accelerator: the manifests know no machines with {accelerator!r}: "
+            f"give one of {', '.join(_GPU_PRODUCTS)}, or leave it out and select machines in a "
             "kustomization of yours"
         )
     names = {"key": "nvidia.com/gpu.product", "operator": "In", "values": products}

@@ -1,0 +1,213 @@
+"""Settings of the HTTP API: models, keys, limits and another version beside this one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from cluster.placement import RequestPoolConfig
+from rapid.config import Finite, Frozen
+from rapid.errors import ConfigurationError
+
+_SHARE_OF_CHATS = 0.75  # of what an ingress replica takes at once
+_SHARE_OF_SLOW_BODIES = 0.125  # of these chats, for one tenant
+
+
+class ApiKey(Frozen):
+    """An API key, stored as its hash.
+
+    Attributes:
+        tenant: The tenant that the key identifies.
+        sha256: The SHA-256 of the key in hex.
+        operator: Whether ``GET /ready`` shows the key's holder the state of every pool and engine.
+    """
+
+    tenant: str = Field(min_length=1, max_length=128)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    operator: bool = False
+
+
+class CanaryConfig(Frozen):
+    """Another version of the application that answers a share of the requests.
+
+    Attributes:
+        application: Name of the other application in the same file.
+        share: Share of the requests, in [0, 1]. Requests about the same documents, or of one
+            conversation with a long beginning, go to the same version.
+    """
+
+    application: str = Field(min_length=1)
+    share: Finite = Field(ge=0, le=1)
+
+
+class ModelCard(Frozen):
+    """What the HTTP API knows of a model.
+
+    Attributes:
+        default_temperature: The temperature of requests that name none; None is 1.
+        max_model_len: The longest prompt and answer, in tokens; None tells nothing.
+        is_embedded: Whether it understands generated documents only.
+        target: The pool of its target's engines, whose state readiness looks at.
+    """
+
+    default_temperature: float | None = None
+    max_model_len: int | None = None
+    is_embedded: bool = False
+    target: str = "target"
+
+
+class ApiConfig(Frozen):
+    """Settings of the HTTP API.
+
+    Attributes:
+        model: The model name that requests must give; `models` of the application name several.
+        models: What is known of each model, in the order of the ingress's orchestrators. It follows
+            from the other settings, and a file must not have it.
+        keys: The accepted API keys. Without any, requests must come from this machine and belong to
+            the tenant `local`.
+        keys_env: The environment variable of the ingress that holds more keys: a JSON list in the
+            form of `keys`. It must not be empty, and holds for as long as the process lives.
+        keys_file: A file on the ingress's nodes that holds more keys in the same form, such as a
+            mounted Kubernetes Secret. Edits of it are live: who is not in it any more is refused
+            within seconds. An empty list lets nobody in.
+        max_body_bytes: The longest request body, in bytes.
+        max_choices: The most choices (`n`) of one request.
+        max_messages: The most messages of one request.
+        max_documents: The most documents of one request.
+        max_characters: The most characters of the messages and documents of one request. None is
+            four times the text that fills the target's context, which `rag` may search, and at
+            least a million.
+        max_requests_per_tenant: The most chat requests that one tenant may have in progress, at all
+            replicas of the ingress together. None is twice what the target's pool can answer at
+            once with all its replicas, and at least four, but three quarters of one ingress; a
+            server with one tenant has no such limit.
+        shared_requests: The chat requests in progress that tenants share while several ask; each
+            may have its fair share of them, and more for a moment (`deployments.api.gate.shares`).
+            None is as many as keep the target's pool from being crowded with all its replicas, and
+            at least four; a server with one tenant shares nothing.
+        tenant_weights: How many shares of one tenant another has in `shared_requests`, by tenant;
+            who is not named has one.
+        max_model_len: The longest prompt and answer that ``GET /v1/models`` tells, in tokens. None
+            is the target's `max_context`; where that is the model's own, nothing is told.
+        default_temperature: The temperature of requests that name none. None is that of the
+            target's generation config, or 1, which is OpenAI's.
+        heartbeat_s: Seconds of silence after which a stream gets an empty line.
+        silence_s: Seconds that may pass before the first byte of an answer's stream, for clients to
+            wait; the model's card says it. None is the sum of the orchestrator's waits.
+        canary: Another version of the application beside this one; None for this one alone.
+        pool: Settings of the ingress's replicas.
+    """
+
+    model: str = Field("rapid", min_length=1)
+    models: dict[str, ModelCard] = Field(default_factory=dict)
+    keys: tuple[ApiKey, ...] = ()
+    keys_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    keys_file: Path | None = None
+    max_body_bytes: int = Field(16 * 2**20, ge=1024)
+    max_choices: int = Field(8, ge=1, le=128)
+    max_messages: int = Field(2048, ge=1)
+    max_documents: int = Field(1024, ge=1)
+    max_characters: int | None = Field(None, ge=1)
+    max_requests_per_tenant: int | None = Field(None, ge=1)
+    shared_requests: int | None = Field(None, ge=1)
+    tenant_weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default_factory=dict)
+    max_model_len: int | None = Field(None, ge=1)
+    default_temperature: Finite | None = Field(None, ge=0, le=2)
+    heartbeat_s: Finite = Field(5.0, gt=0)
+    silence_s: Finite | None = Field(None, gt=0)
+    canary: CanaryConfig | None = None
+    pool: RequestPoolConfig = RequestPoolConfig()
+
+    @property
+    def cards(self) -> Mapping[str, ModelCard]:
+        """What is known of every model that requests may name."""
+        temperature, length = self.default_temperature, self.max_model_len
+        only = ModelCard(default_temperature=temperature, max_model_len=length)
+        return self.models or {self.model: only}
+
+    @property
+    def max_requests(self) -> int:
+        """The most chat requests at each replica of the ingress.
+
+        The rest of what a replica takes at once answers the other routes and refuses requests.
+        """
+        return max(1, int(_SHARE_OF_CHATS * self.pool.max_ongoing_requests))
+
+    @property
+    def max_slow_bodies(self) -> int:
+        """The most bodies of one tenant, at each replica, that may take longer than a second."""
+        return max(1, int(_SHARE_OF_SLOW_BODIES * self.max_requests))
+
+    @model_validator(mode="after")
+    def _keys_are_distinct(self) -> Self:
+        if len({key.sha256 for key in self.keys}) < len(self.keys):
+            raise ValueError("api.keys lists the same key twice: give every tenant its own")
+        return self
+
+    @model_validator(mode="after")
+    def _weights_are_of_tenants(self) -> Self:
+        unknown = self.tenant_weights.keys() - {key.tenant for key in self.keys}
+        if unknown and self.lists_its_keys:
+            raise ValueError(
+                f"api.tenant_weights names {min(unknown)!r}, which has no key: list one under "
+                "api.keys, or mend the name"
+            )
+        return self
+
+    @property
+    def lists_its_keys(self) -> bool:
+        """Whether `keys` are all there are."""
+        return self.keys_env is None and self.keys_file is None
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests must bring a key."""
+        return bool(self.keys) or not self.lists_its_keys
+
+    def all_keys(self) -> tuple[ApiKey, ...]:
+        """Return `keys` and those that this process finds in its environment and in the file.
+
+        Raises:
+            ConfigurationError: The variable or the file, if there is one, holds no list of keys.
+        """
+        return (*self.keys, *self._keys_in_environment(), *self._keys_in_file())
+
+    def _keys_in_environment(self) -> tuple[ApiKey, ...]:
+        if self.keys_env is None:
+            return ()
+        if found := _parse_keys(os.environ.get(self.keys_env, "[]")):
+            return found
+        raise ConfigurationError(
+            f"api.keys_env: the environment variable {self.keys_env} holds no keys: set it to "
+            """a JSON list like [{"tenant": "acme", "sha256": "..."}] (`rapid hash-key`)"""
+        )
+
+    def _keys_in_file(self) -> tuple[ApiKey, ...]:
+        if self.keys_file is None:
+            return ()
+        try:
+            found = _parse_keys(self.keys_file.read_bytes())
+        except OSError as error:
+            raise ConfigurationError(
+                f"api.keys_file: {self.keys_file} cannot be read: {error.strerror}"
+            ) from None
+        if found is None:
+            raise ConfigurationError(
+                f"api.keys_file: {self.keys_file} holds no list of keys: write a JSON list "
+                """like [{"tenant": "acme", "sha256": "..."}] (`rapid hash-key`)"""
+            )
+        return found
+
+
+_API_KEYS = TypeAdapter(tuple[ApiKey, ...])
+
+
+def _parse_keys(text: str | bytes) -> tuple[ApiKey, ...] | None:
+    try:
+        return _API_KEYS.validate_json(text)
+    except ValidationError:  # whose text has the values in it
+        return None
