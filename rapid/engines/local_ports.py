@@ -106,7 +106,7 @@ class EngineDrafter:
 
 
 class WindowDrafter:
-    """Drafter of one choice on the verifier's own lease, where verdicts are already committed."""
+    """Drafter of one choice on the target's own lease, which has committed every verdict itself."""
 
     def __init__(
         self,

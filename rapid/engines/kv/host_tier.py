@@ -324,10 +324,10 @@ class _Counts:
 
 
 class RestorePace:
-    """Running means of the measured seconds per page of restoring and of computing.
+    """Running means of the measured seconds per page: of copying it back, and of computing it.
 
     Attributes:
-        computing: The mean of computing, which paces may share.
+        computing: The mean of computing, which the paces of host memory and of the disk share.
     """
 
     def __init__(self, computing: RunningMean | None = None) -> None:
