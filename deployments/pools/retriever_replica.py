@@ -22,7 +22,7 @@ from retrieval import (
 
 logger = logging.getLogger(__name__)
 
-SIGN_EVERY_S = 1.0
+SIGN_EVERY_S = 1.0  # a fifth of what the orchestrator waits in silence
 """Seconds between two signs of life in the stream of a call, where nothing else is said."""
 
 
