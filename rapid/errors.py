@@ -33,6 +33,11 @@ the tree to HTTP.
 from __future__ import annotations
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its class."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class RapidError(Exception):
     """Base of all errors; ``str()`` is a sentence for the user."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b, file_digest
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from rapid.checkpoints.gguf import is_gguf, read_header
@@ -18,11 +19,8 @@ _SAMPLE_BYTES = 4096  # at the start and in the middle of every tensor
 def digest_of_files(paths: Sequence[Path], memo: Path) -> str:
     """Return a digest of files' contents, in order.
 
-    Names and sizes would not do: a checkpoint that was trained further has the same.
-
-    Args:
-        memo: File that remembers digests by place, size and time of change, as reading many GB
-            takes a while. What it holds may be lost or broken.
+    The file `memo` remembers digests by place, size and time of change, as reading many GB takes a
+    while; what it holds may be lost or broken.
 
     Raises:
         OSError: A file cannot be read, or the memo not be written.
@@ -43,12 +41,9 @@ def digest_of_files(paths: Sequence[Path], memo: Path) -> str:
 
 
 def digest_of_samples(path: Path) -> str:
-    """Return a digest of a weight file's name and size and of some bytes of every tensor.
+    """Return a digest of a GGUF or safetensors file's name, its size and some bytes of each tensor.
 
     It reads a few MB where the file has many GB, and differs between two trainings of one model.
-
-    Args:
-        path: A GGUF or safetensors file.
 
     Raises:
         OSError: The file cannot be read.
@@ -63,11 +58,7 @@ def digest_of_samples(path: Path) -> str:
 
 
 def digest_of_sources(paths: Iterable[Path], root: Path) -> str:
-    """Return a digest of the names below `root` and of the contents of source files.
-
-    Raises:
-        OSError: A file cannot be read.
-    """
+    """Return a digest of the names below `root` and of the contents of source files."""
     digest = blake2b()
     for path in sorted(paths):
         content = path.read_bytes()
@@ -75,15 +66,19 @@ def digest_of_sources(paths: Iterable[Path], root: Path) -> str:
     return digest.hexdigest()
 
 
+def read_safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the JSON at the start of a safetensors file, and where the data begin."""
+    with path.open("rb") as file:
+        num_bytes = int.from_bytes(file.read(8), "little")
+        return json.loads(file.read(num_bytes)), 8 + num_bytes
+
+
 def _tensor_ranges(path: Path) -> list[tuple[int, int]]:
     """Return where the tensors of a file lie, [start, stop) in bytes."""
     if is_gguf(str(path)):
         places = read_header(str(path)).tensors.values()
         return sorted((each.start, each.start + each.num_bytes) for each in places)
-    with path.open("rb") as file:
-        num_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(num_bytes))
-    data = 8 + num_bytes
+    header, data = read_safetensors_header(path)
     ranges = (each["data_offsets"] for name, each in header.items() if name != "__metadata__")
     return sorted((data + start, data + stop) for start, stop in ranges)
 

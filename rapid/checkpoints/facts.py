@@ -19,21 +19,15 @@ from rapid.planning.shapes import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts that an engine needs about a model before it is loaded.
+    """The facts that an engine needs about a model before it is loaded."""
 
-    Attributes:
-        shape: shape of the weights and KV.
-        num_positions: positions that the model supports, after `rope_scaling` or the checkpoint's
-            own YaRN.
-        rope_override: parameters that replace those of the checkpoint's RoPE; None keeps them.
-        dtype: dtype of the stored weights; None where the checkpoint does not say.
-        quantization: quantization of the stored weights; None where there is none.
-    """
-
-    shape: ModelShape
+    shape: ModelShape  # shape of the weights and KV
+    # Positions that the model supports, after `rope_scaling` or the checkpoint's own YaRN.
     num_positions: int
+    # Parameters that replace those of the checkpoint's RoPE; None keeps them.
     rope_override: dict[str, Any] | None
-    dtype: str | None
+    dtype: str | None  # dtype of the stored weights; None where the checkpoint does not say
+    # Quantization of the stored weights; None where there is none.
     quantization: dict[str, Any] | None
 
 
@@ -73,13 +67,11 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
 
 
 def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of the text model, where a Gemma 3 checkpoint reads images as well.
-
-    Such a file leaves most of them to the defaults of transformers.
-    """
+    """Return the settings of the text model, where a Gemma 3 checkpoint reads images as well."""
     if settings.get("model_type") != "gemma3":
         return settings
-    from transformers import AutoConfig  # imports torch
+    # Such a file leaves most settings to the defaults of transformers, which imports torch.
+    from transformers import AutoConfig
 
     given = dict(settings.get("text_config") or {}) | {"model_type": "gemma3_text"}
     try:

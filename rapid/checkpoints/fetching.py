@@ -25,7 +25,7 @@ from rapid.catalogue import (
     models_folder,
     sha256_of,
 )
-from rapid.errors import ConfigurationError, RapidError
+from rapid.errors import ConfigurationError, RapidError, first_line
 
 _STDERR = 2  # the descriptor: pip shows its progress there
 
@@ -45,13 +45,12 @@ def fetch(
     """Fetch a model where it is not here yet, and return where it lies.
 
     Args:
-        progress: is told how far unpacking and checking have come; sources that download show bars
-            of their own on standard error.
-        say: is told which source is tried, and why one failed.
+        progress: called with how far unpacking and checking have come; sources that download show
+            bars of their own on standard error.
+        say: called with the source that is tried, and why one failed.
 
     Raises:
-        FetchFailed: no source could give the file. One of another hash than the catalogue's is
-            deleted.
+        FetchFailed: no source could give the file; one of another hash is deleted.
         ConfigurationError: the models' folder cannot be written, or the disk is full.
     """
     if isinstance(entry, CatalogueRepository):
@@ -202,5 +201,4 @@ def _silence_retries() -> None:
 
 def _reason(error: BaseException) -> str:
     """Return the first sentence of an error's message."""
-    line = (str(error).strip().splitlines() or [error.__class__.__name__])[0]
-    return line.split(". ")[0]
+    return first_line(error).split(". ")[0]

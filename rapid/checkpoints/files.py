@@ -13,18 +13,17 @@ from transformers.utils.hub import cached_file
 from rapid.catalogue import find, local_path
 from rapid.checkpoints.gguf import SUFFIX, is_gguf, read_settings, read_tokenizer
 from rapid.embedded import DRAFTER, TARGET
-from rapid.errors import ConfigurationError
+from rapid.errors import ConfigurationError, first_line
 
 EMBEDDED = {"embedded:target": TARGET, "embedded:drafter": DRAFTER}
 
 
 def checkpoint_source(model: str) -> str:
-    """Return the directory, GGUF file or hub name that a model is loaded from.
+    """Return the directory, GGUF file or hub name (``owner/model``) that a model is loaded from.
 
     Raises:
-        ConfigurationError: the name is that of a missing directory or file, of an unknown embedded
-            model, or of a model of the catalogue that has not been fetched; or it is neither a
-            path, a short name nor of the form of a hub name, ``owner/model``.
+        ConfigurationError: there is no such directory, file or embedded model, or it is a model of
+            the catalogue that has not been fetched.
     """
     if model.startswith("embedded:"):
         if model not in EMBEDDED:
@@ -64,26 +63,20 @@ def read_json(source: str, filename: str) -> dict[str, Any] | None:
 
 
 def load_tokenizer(model: str) -> Any:
-    """Load a checkpoint's tokenizer, without its weights.
-
-    Raises:
-        ConfigurationError: the checkpoint has no usable tokenizer.
-    """
+    """Load a checkpoint's tokenizer, or raise ConfigurationError if it has no usable one."""
     source = checkpoint_source(model)
     try:
         if is_gguf(source):
             return read_tokenizer(source)
         return PreTrainedTokenizerFast.from_pretrained(source)
     except (OSError, ValueError, TypeError) as error:
-        reason = (str(error).strip().splitlines() or [error.__class__.__name__])[0]
-        raise ConfigurationError(f"model {model!r} has no usable tokenizer: {reason}") from error
+        raise ConfigurationError(
+            f"model {model!r} has no usable tokenizer: {first_line(error)}"
+        ) from error
 
 
 def read_eos_ids(source: str, tokenizer: Any) -> frozenset[int]:
-    """Return the ids of the tokens that end an answer.
-
-    They are those of the generation config, or else of the model's config, or else the tokenizer's.
-    """
+    """Return the ids of the tokens that end an answer."""
     for filename in ("generation_config.json", "config.json"):
         eos = (read_json(source, filename) or {}).get("eos_token_id")
         if eos is not None:
@@ -92,9 +85,6 @@ def read_eos_ids(source: str, tokenizer: Any) -> frozenset[int]:
 
 
 def read_temperature(source: str) -> float:
-    """Return the temperature that a checkpoint's generation config recommends, or else 1.
-
-    It is what vLLM samples at too, where a request names no temperature.
-    """
+    """Return the temperature that the generation config recommends, or else 1, as vLLM does."""
     found = (read_json(source, "generation_config.json") or {}).get("temperature")
     return float(found) if isinstance(found, int | float) and 0 <= found <= 2 else 1.0

@@ -38,16 +38,11 @@ _WORDS_OF_GPT2 = ("gpt-2", "default", *_SINGLE_DIGITS)
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """The place of a tensor in its file.
+    """The place of a tensor in its file."""
 
-    Attributes:
-        shape: its shape in torch's order, the rows first.
-        start: the offset of its first byte from the start of the file.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # its shape in torch's order, the rows first
     type_id: int
-    start: int
+    start: int  # the offset of its first byte from the start of the file
     num_bytes: int
 
 

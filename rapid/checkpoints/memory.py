@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rapid.checkpoints.digests import read_safetensors_header
 from rapid.checkpoints.facts import ModelFacts
 from rapid.checkpoints.files import checkpoint_source, read_json
 from rapid.config import EngineConfig
@@ -59,12 +59,7 @@ def memory_needs(
     """Return the memory that a model will need on its device and, beside a GPU, on the host.
 
     With `tensor_parallel`, a GPU needs what its part needs; on a CPU all parts of a machine share
-    the host, as does on GPUs what is cached there.
-
-    Args:
-        on_gpu: whether the device is a GPU; it decides the dtype `auto`, the workspace of
-            attention, and where the host cache is counted.
-        with_pools: whether an engine of these settings will be made, with KV pool and host cache.
+    the host, as does on GPUs what is cached there. `with_pools` counts KV pool and host cache too.
     """
     width = _DTYPE_BYTES.get(config.dtype, 2 if on_gpu else 4)
     num_parts = config.tensor_parallel if on_gpu else num_machines
@@ -95,16 +90,7 @@ def memory_needs(
 
 
 def check_fits(needs: Sequence[tuple[str, MemoryNeed]], where: str, free: float) -> None:
-    """Check that a device can hold all models together.
-
-    Args:
-        needs: name of each model for the error message, with its memory.
-        where: name of the device or machine.
-        free: bytes that are free there.
-
-    Raises:
-        ConfigurationError: the models do not fit; the message has all numbers.
-    """
+    """Raise ConfigurationError, with all numbers, if models need more than is `free` at a place."""
     total = sum(need.total for _, need in needs)
     if total <= free:
         return
@@ -120,11 +106,7 @@ def check_fits(needs: Sequence[tuple[str, MemoryNeed]], where: str, free: float)
 
 
 def free_bytes(device: str) -> int:
-    """Return the bytes that can still be allocated.
-
-    Args:
-        device: ``cpu``, ``cuda``, ``cuda:1``, or ``balanced`` for all GPUs together.
-    """
+    """Return the bytes that can be allocated on ``cpu``, ``cuda``, ``cuda:1`` or ``balanced``."""
     if device == "cpu":
         import psutil
 
@@ -154,11 +136,9 @@ def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int) -> float:
 
 
 def weight_bits(quantization: Mapping[str, Any] | str) -> float:
-    """Return the bits of a weight in the layers; 4, a common minimum, for unknown methods.
-
-    Scales are not counted: a plan may refuse only what is certain not to fit. Those of ``int4``
-    are (`rapid.planning.packed_bits`).
-    """
+    """Return the bits of a weight in the layers; 4, a common minimum, for unknown methods."""
+    # Scales are not counted: a plan may refuse only what is certain not to fit. Those of ``int4``
+    # are (`rapid.planning.packed_bits`).
     if isinstance(quantization, str):
         return 8.0
     for name in ("bits", "nbits", "w_bit"):
@@ -179,17 +159,9 @@ def _bytes_in_headers(directory: Path, width: int) -> float:
     return sum(
         _tensor_bytes(tensor, width)
         for file in files
-        for name, tensor in _header(file).items()
+        for name, tensor in read_safetensors_header(file)[0].items()
         if name != "__metadata__"
     )
-
-
-def _header(file: Path) -> dict[str, Any]:
-    """Read the JSON at the start of a safetensors file, which follows its length in 8 bytes."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        header: dict[str, Any] = json.loads(stream.read(length))
-        return header
 
 
 def _tensor_bytes(tensor: Mapping[str, Any], width: int) -> float:
@@ -199,10 +171,7 @@ def _tensor_bytes(tensor: Mapping[str, Any], width: int) -> float:
 
 
 def _bytes_in_index(source: str, facts: ModelFacts, width: int) -> float:
-    """Return the bytes of a checkpoint on the hub that is split into several files.
-
-    The result is 0 where there is no index or the dtype is not known.
-    """
+    """Return the bytes of a checkpoint on the hub in several files; 0 without an index or dtype."""
     index = None if Path(source).is_dir() else read_json(source, _INDEX)
     total = float(((index or {}).get("metadata") or {}).get("total_size", 0))
     if facts.quantization is not None:

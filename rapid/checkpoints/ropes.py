@@ -1,8 +1,6 @@
 """Rotary position embeddings (RoPE) of a checkpoint: which scalings engines can run, and how far.
 
 An engine stores keys rotated by their positions, so angles must not depend on a sequence's length.
-`dynamic` is none within the checkpoint's positions; `longrope` takes one of its two lists of
-factors for all sequences, by `max_context`.
 """
 
 from __future__ import annotations
@@ -39,12 +37,10 @@ def reach(
     max_context: int | None,
     model: str,
 ) -> tuple[int, Rope | None]:
-    """Return the positions that a model supports, and the rope to load it with.
+    """Return the positions that a model supports after scaling, and the rope that replaces its own.
 
-    Returns:
-        The positions after scaling, and the parameters that replace those of the checkpoint; None
-        where the checkpoint's own stay. A model whose sliding layers have a rope of their own keeps
-        that one.
+    The rope is None where the checkpoint's own stays. A model whose sliding layers have a rope of
+    their own keeps that one.
 
     Raises:
         ConfigurationError: the scaling is unknown, incomplete, or cannot be run.
@@ -57,7 +53,7 @@ def reach(
         return _override(rope, positions, settings, max_context)
     _check_sliding(settings, model)
     rope = _validate(_own(settings), f"{model}: ", otherwise="default")
-    if rope["rope_type"] == "dynamic":
+    if rope["rope_type"] == "dynamic":  # no scaling within the checkpoint's positions
         return positions, {"rope_type": "default"}
     if rope["rope_type"] == "longrope":
         return positions, _for_length(rope, max_context or positions, positions, settings)

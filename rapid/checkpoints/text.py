@@ -33,10 +33,6 @@ class ChatText:
 
     Methods that encode take time linear in the text and let other threads run meanwhile; call them
     off the event loop when the text may be long.
-
-    Attributes:
-        tokenizer: the Hugging Face tokenizer.
-        eos_ids: ids of the tokens that end an answer.
     """
 
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
@@ -80,8 +76,8 @@ class ChatText:
         characters of the spelling.
 
         Args:
-            day: date that templates get as the current time (from ``strftime_now``, as in Llama
-                3.2). With the real clock the same chat would give a new prompt every day.
+            day: date that templates get as the current time. With the real clock the same chat
+                would give a new prompt every day.
             add_generation_prompt: whether the prompt ends where the answer begins.
 
         Raises:
@@ -119,13 +115,11 @@ class ChatText:
         return len(self.encode(text))
 
     def has_more_tokens(self, texts: Iterable[str], most: int) -> bool:
-        """Return whether `texts` have certainly more than `most` tokens together.
+        """Return whether `texts` have certainly more than `most` tokens; False says nothing.
 
-        The work is bounded by `most` and not by the texts: they are cut into pieces, which are
-        counted until it is certain. A cut changes the tokens around it only, for which
-        `_CUT_TOKENS` are allowed; a false answer therefore says nothing.
+        The work is bounded by `most` and not by the texts.
         """
-        for text in texts:
+        for text in texts:  # a cut changes the tokens around it only
             for start in range(0, len(text), _PIECE_CHARACTERS):
                 piece = text[start : start + _PIECE_CHARACTERS]
                 most -= max(0, self.count_tokens(piece) - _CUT_TOKENS)
@@ -148,8 +142,7 @@ class ChatText:
     def token_text(self, token_id: int) -> str:
         """Return the text of one token, for log-probabilities.
 
-        Bytes that are not valid UTF-8 become lone surrogates, so that
-        ``text.encode("utf-8", "surrogateescape")`` returns the token's bytes.
+        ``text.encode("utf-8", "surrogateescape")`` are its bytes, also where they are no UTF-8.
         """
         return self._pieces[token_id].decode("utf-8", "surrogateescape")
 
@@ -175,18 +168,12 @@ def _strftime_told(format: str) -> str:
 
 @contextmanager
 def _limit_rendering() -> Iterator[None]:
-    """End a template that this thread renders within, once it has computed for too long.
-
-    A template is a program that may have come with a file from elsewhere, and can loop for ever.
-    Between its lines the processor's time of this thread is looked at, as it is not that of a busy
-    machine. A single operation is not interrupted.
-
-    Raises:
-        TemplateError: The template took longer.
-    """
+    """End a template that this thread renders within with TemplateError, if it takes too long."""
+    # A template is a program, perhaps from elsewhere, and can loop for ever. The processor time of
+    # this thread is looked at between its lines, as a busy machine must not count. A single
+    # operation is not interrupted.
     until = time.thread_time() + _MOST_TEMPLATE_S
 
-    # by the thread's processor time, looked at between lines: a busy machine must not count
     def trace(frame: FrameType, _event: str, _arg: Any) -> Any:
         if frame.f_code.co_filename != _TEMPLATE_FILE:
             return None
@@ -207,15 +194,11 @@ class TextStream:
 
     It holds back the bytes of an incomplete character and any text that may become a stop string.
     The text depends on the ids only, not on how they are split into pushes.
-
-    Attributes:
-        stopped: whether a stop string was found; the text ends before it.
-        num_tokens: number of ids taken, up to the one that completed a stop string.
     """
 
     def __init__(self, pieces: _Pieces, hidden: frozenset[int], stop: tuple[str, ...]) -> None:
-        self.stopped = False
-        self.num_tokens = 0
+        self.stopped = False  # whether a stop string was found; the text ends before it
+        self.num_tokens = 0  # ids taken, up to the one that completed a stop string
         self._pieces, self._hidden, self._stop = pieces, hidden, stop
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._begun = False
@@ -261,11 +244,7 @@ class TextStream:
 
 
 class _Pieces(dict[int, bytes]):
-    """The bytes that each token adds to a text, computed on first use.
-
-    Byte-level vocabularies spell bytes as characters. Others (such as sentencepiece) decode a token
-    behind another one, because the decoder drops a leading space.
-    """
+    """The bytes that each token adds to a text, computed on first use."""
 
     def __init__(self, backend: Any) -> None:
         super().__init__()
@@ -283,6 +262,7 @@ class _Pieces(dict[int, bytes]):
         elif self._has_byte_names and _BYTE_NAME.fullmatch(token):
             piece = bytes.fromhex(token[3:5])
         else:
+            # Behind another token, because the decoder drops a leading space (sentencepiece).
             whole = self._decode([*self._anchor, token_id])
             piece = whole[len(self._decode(self._anchor)) :].encode()
         self[token_id] = piece

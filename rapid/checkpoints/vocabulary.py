@@ -28,13 +28,7 @@ class ModelVocabulary(NamedTuple):
 
 
 def check_same_vocabulary(target: Vocabulary, drafter: Vocabulary) -> int:
-    """Check that the token ids of two models mean the same.
-
-    The widths of the logits may differ by padding; both are cut to the size returned. Chat
-    templates may differ.
-
-    Returns:
-        The number of ids, counted from 0, that both use.
+    """Return how many ids, counted from 0, mean the same in two models; logits may be padded.
 
     Raises:
         ConfigurationError: the vocabularies or end-of-sequence tokens differ; the message names

@@ -12,36 +12,25 @@ EVERYTHING = None  # the default mix of the document's kind
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of the curriculum.
+    """A stage of the curriculum."""
 
-    Attributes:
-        until: Share of the training time at which the stage ends.
-        lengths: Row lengths to draw from, in tokens.
-        mix: Ingredients of the documents; None takes the default of their kind.
-        absent: Share of questions that the text does not answer.
-    """
-
-    until: float
-    lengths: tuple[int, ...]
-    mix: DocumentMix | None
-    absent: float = 0.0
+    until: float  # share of the training time at which the stage ends
+    lengths: tuple[int, ...]  # row lengths to draw from, in tokens
+    mix: DocumentMix | None  # ingredients of the documents; None takes the default of their kind
+    absent: float = 0.0  # share of questions that the text does not answer
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
-    """Model size and training settings of the embedded target or drafter.
-
-    Attributes:
-        retrieved: Share of rows in the drafter's form, with retrieved chunks instead of a document.
-        tokens_per_step: Approximate batch size, in tokens.
-    """
+    """Model size and training settings of the embedded target or drafter."""
 
     path: Path
     hidden_size: int
     num_attention_heads: int
     stages: tuple[Stage, ...]
+    # Share of rows in the drafter's form, with retrieved chunks instead of a document.
     retrieved: float
-    tokens_per_step: int = 6144
+    tokens_per_step: int = 6144  # approximate batch size, in tokens
     learning_rate: float = 4e-3
     num_hidden_layers: int = 4
     num_key_value_heads: int = 2

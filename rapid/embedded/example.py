@@ -14,12 +14,7 @@ from rapid.embedded.generator import generate_document
 
 
 class Example:
-    """The first question about a generated document, with three readings of it.
-
-    Attributes:
-        prompts: Token ids of what is read: by the target the whole document, by the drafter and by
-            the witness the paragraphs that hold the question's rarest word.
-    """
+    """The first question about a generated document, with three readings of it."""
 
     def __init__(self, seed: int = 7, num_tokens: int = 1500) -> None:
         """Generate a document of about `num_tokens` tokens."""
@@ -30,6 +25,8 @@ class Example:
         self._tokenizer = AutoTokenizer.from_pretrained(TARGET)
         long = self._encode(document_prompt(document.name, document.text, self.question))
         short = self._encode(build_drafter_prompt(document.name, chunks, self.question))
+        # The target reads the whole document; the drafter and the witness read the paragraphs that
+        # hold the question's rarest word.
         self.prompts = (long, short, short)
 
     @cached_property

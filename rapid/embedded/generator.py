@@ -1,8 +1,7 @@
 """A generator of seeded documents, with questions whose answers follow from the text.
 
-A document is a chronicle, a contract, a clinical record or a ledger, and consists of facts,
-scattered deposits, verse entries (in chronicles), pairs of places (in the others) and filler. Names
-and values are random syllables, so no question can be answered without the document.
+A document is a chronicle, a contract, a clinical record or a ledger. Names and values are random
+syllables, so no question can be answered without the document.
 """
 
 import random
@@ -25,16 +24,13 @@ record 2.35 and a ledger 2.2.
 
 @dataclass(frozen=True, slots=True)
 class GeneratedQuestion:
-    """One question about a document.
-
-    Attributes:
-        evidence: Character offsets `(start, end)`, in the document's text, of the sentences that
-            the answer is made of; empty for a question that the text does not answer.
-    """
+    """One question about a document."""
 
     question: str
     answer: str
     kind: QuestionKind
+    # Character offsets `(start, end)`, in the document's text, of the sentences that the answer is
+    # made of; empty for a question that the text does not answer.
     evidence: tuple[Span, ...]
 
 
@@ -82,8 +78,7 @@ def generate_document(
 ) -> GeneratedDocument:
     """Return the document of `seed`, about `num_tokens` tokens long if it is a chronicle.
 
-    A contract of as many characters has about 13 % more tokens, a clinical record 20 % and a ledger
-    27 %. The same arguments give the same document on any machine.
+    The same arguments give the same document on any machine.
 
     Raises:
         ValueError: `mix` contains pairs for a chronicle.
@@ -110,10 +105,8 @@ def generate_document(
 def absent_questions(
     seed: int | str, document: GeneratedDocument, count: int
 ) -> list[GeneratedQuestion]:
-    """Return questions that `document` does not answer, each with an arbitrary answer.
-
-    They are for training only: a model learns from them to spread its probability, not to invent.
-    """
+    """Return questions that `document` does not answer, each with an arbitrary answer."""
+    # For training only: a model learns from them to spread its probability, not to invent.
     rng = random.Random(f"absent {seed}")
     style = STYLES[document.kind]
     writer = Writer(rng, style)

@@ -66,14 +66,10 @@ def save(model: LlamaForCausalLM, path: Path) -> None:
 def loss_of(
     model: LlamaForCausalLM, ids: torch.Tensor, is_answer: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of a batch, and whether each answer token was predicted [answers].
+    """Return the loss of a batch of ids [rows, length], and whether each answer token was right.
 
-    The loss is that of the answers. One in sixteen of the other tokens is added with weight 0.3,
-    which suffices to learn the language of documents.
-
-    Args:
-        ids: Token ids [rows, length].
-        is_answer: Marks of the answer tokens [rows, length].
+    `is_answer` marks the answers [rows, length], whose loss it is. One in sixteen of the other
+    tokens is added with weight 0.3, which suffices to learn the language of documents.
     """
     with torch.autocast("cpu", torch.bfloat16):
         # [rows, length, hidden]
@@ -92,9 +88,6 @@ def train(
 ) -> None:
     """Run the curriculum of `training` and save the checkpoint at its path.
 
-    CPU time drives the curriculum and the learning rate, so that a slow machine trains less, not
-    longer, and other work beside it changes nothing.
-
     Args:
         start: Checkpoint whose weights training continues from; None starts anew.
         from_share: Share of the curriculum to skip, in [0, 1).
@@ -111,6 +104,7 @@ def train(
         torch.optim.Muon(matrices, lr=1.0, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0),
     ]
+    # CPU time drives the curriculum, so that a slow machine trains less, not longer.
     budget_s = 60 * minutes * torch.get_num_threads()
     began, seen, right = time.process_time(), 0, torch.zeros(0)
     while (share := from_share + (time.process_time() - began) / budget_s) < 1:

@@ -113,12 +113,9 @@ class RowMaker:
     def _retrieve(
         self, document: GeneratedDocument, num_tokens: float
     ) -> tuple[list[str], list[GeneratedQuestion], list[GeneratedQuestion]]:
-        """Cut a document into pieces and keep some, as retrieval would.
+        """Cut a document into pieces and keep some, as retrieval would, and random ones.
 
-        Some of the kept pieces hold the evidence of questions, the others are random.
-
-        Returns:
-            The kept pieces, the questions that they answer, and the other questions.
+        Return the kept pieces, the questions that they answer, and the other questions.
         """
         rng, text = self._rng, document.text
         pieces: list[tuple[int, int]] = []

@@ -44,6 +44,12 @@ TIMES = (
     "in the morning", "before noon", "at dusk", "during the storm", "last winter", "on a Friday",
     "after the war", "every spring",
 )  # fmt: skip
+PHRASES = (
+    "What is the", " of", " is", "Tell me the", "Recite the entry", "Repeat the entry", "List the",
+    " deposits of", "What are the", "The", " deposit of", "Entry", " in the year", "Then", "Later",
+    " met", " near", "So", " paid", " to", "Now", " sells", "Nobody asked about the",
+    "The people of", " from", "Chronicle of", "Notes from",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,44 +143,13 @@ def syllables() -> Iterator[str]:
 
 
 def wording() -> Iterator[str]:
-    """Yield every fixed phrase of chronicles, without names and values.
-
-    The tokenizer was trained on these phrases and does not change with new kinds of documents; it
-    spells the wording of the other kinds.
-    """
+    """Yield every fixed phrase of chronicles, without names and values."""
+    # The tokenizer was trained on these, and does not change with new kinds of documents.
     phrases = [*ATTRIBUTES, *ORDINALS, *COUNTS.values(), *CONTAINERS]
     phrases += [*PEOPLE, *VERBS, *PLACES, *TIMES]
     for phrase in phrases:
         yield from (f" {phrase}", phrase.capitalize())
-    for phrase in [
-        "What is the",
-        " of",
-        " is",
-        "Tell me the",
-        "Recite the entry",
-        "Repeat the entry",
-        "List the",
-        " deposits of",
-        "What are the",
-        "The",
-        " deposit of",
-        "Entry",
-        " in the year",
-        "Then",
-        "Later",
-        " met",
-        " near",
-        "So",
-        " paid",
-        " to",
-        "Now",
-        " sells",
-        "Nobody asked about the",
-        "The people of",
-        " from",
-        "Chronicle of",
-        "Notes from",
-    ]:
+    for phrase in PHRASES:
         yield from (phrase, f" {phrase.lstrip()}")
     for phrase in (*PEOPLE, "nobody"):
         yield f" {phrase.capitalize()}"
@@ -183,8 +158,7 @@ def wording() -> Iterator[str]:
 def unknown_share(text: str) -> float:
     """Return the share of a text's words that no generated document has, from 0 to 1.
 
-    It is 0 for every generated document and question, about 0.7 for other English, and 0 for a text
-    without words. A name is any word of this module's syllables.
+    It is 0 for every generated document and question, and about 0.7 for other English.
     """
     words = _words(text)
     name = re.compile(f"(?:{'|'.join(SYLLABLES)})+")

@@ -19,13 +19,10 @@ from rapid.embedded.wording import (
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """A writer in one style.
+    """A writer in one style; `ask_...` return a question with the sentences of its answer."""
 
-    The order in which its methods draw from `rng` is part of every document: a seed gives the same
-    text only as long as the order stays. The methods `ask_...` return a question with the sentences
-    of its answer.
-    """
-
+    # The order in which the methods draw from it is part of every document: a seed gives the same
+    # text only as long as the order stays.
     rng: random.Random
     style: Style
 

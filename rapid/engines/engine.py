@@ -63,7 +63,6 @@ class Engine:
         """Allocate the KV pool and start the compute thread.
 
         Args:
-            loaded: The model, as `rapid.engines.forward.loading.load_model` returns it.
             vocab_size: Number of token ids shared with the other model; None uses this model's.
             clock: Monotonic clock in seconds, for the time-to-live of leases.
             is_watched: Whether the engine closes when a step takes far too long. It should not
@@ -108,11 +107,8 @@ class Engine:
     async def open(self, request: LeaseRequest, *, expires: bool = True) -> None:
         """Open a lease with all pages the request can ever need, queueing until there is room.
 
-        Cancelling the call leaves the queue.
-
-        Args:
-            expires: Whether the lease ends when it is idle and unrenewed for `lease_ttl_s`. One
-                whose holder cannot be lost without this engine needs no such end.
+        Cancelling the call leaves the queue. `expires` says whether the lease ends when it is idle
+        and unrenewed for `lease_ttl_s`; one whose holder is lost with this engine need not.
 
         Raises:
             PromptTooLong: The request can never fit.
@@ -152,11 +148,7 @@ class Engine:
             raise
 
     def renew(self, lease_id: str) -> None:
-        """Restart the time-to-live of a lease.
-
-        Raises:
-            LeaseNotFound: The lease is not open.
-        """
+        """Restart the time-to-live of a lease, or raise LeaseNotFound."""
         with self._state.guard:
             self._state.ledger.touch(self._state.ledger.get(lease_id))
 
@@ -228,10 +220,7 @@ class Engine:
     # --- calls on a lease -------------------------------------------------------------------------
 
     async def prefill(self, lease_id: str) -> PrefillReceipt:
-        """Compute the KV of the prompt and of tokens committed elsewhere, for all choices.
-
-        Pages of the prompt that are cached from another prompt are not computed again.
-        """
+        """Compute the KV of the prompt and of tokens committed elsewhere, for all choices."""
         cache, ledger = self._compute.runner.cache, self._state.ledger
         return await self._call(
             lease_id,
@@ -297,11 +286,9 @@ class Engine:
     ) -> Verdict:
         """Judge a block in one forward and commit the outcome on this lease.
 
-        Args:
-            block: The drafted tokens.
-            witness: For `adaptive`, a lease on which this model reads the retrieved text, with its
-                engine. The outcome is committed there too. If the engine is this one, the rows of
-                both leases are computed in one forward where the step has room.
+        For `adaptive`, `witness` is a lease on which this model reads the retrieved text, with its
+        engine. The outcome is committed there too. If the engine is this one, the rows of both
+        leases are computed in one forward where the step has room.
         """
         eos_ids, num_ids = self._eos_ids, self._vocab_size
         if witness is None:
@@ -331,10 +318,7 @@ class Engine:
         return verdict
 
     async def score(self, lease_id: str, choice: int, block: DraftBlock) -> TargetLogits:
-        """Return the target's logits of a block to judge elsewhere; nothing is committed.
-
-        The verdict is for `commit`.
-        """
+        """Return the target's logits of a block to judge elsewhere; the verdict is for `commit`."""
         num_ids = self._vocab_size
         return await self._call(
             lease_id, lambda lease: Score(lease, choice, block, num_ids), TargetLogits
@@ -345,10 +329,7 @@ class Engine:
         await self._call(lease_id, lambda lease: Commit(lease, verdict), object)
 
     async def decode(self, lease_id: str, choice: int, num_tokens: int) -> Verdict:
-        """Commit up to `num_tokens` tokens drawn from the model's own distribution.
-
-        Decoding stops early at an end-of-sequence token and at the request's `max_tokens`.
-        """
+        """Commit up to `num_tokens` of the model's own distribution, until the answer ends."""
         eos_ids = self._eos_ids
         return await self._call(
             lease_id, lambda lease: Decode(lease, choice, num_tokens, eos_ids), Verdict

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rapid.config import WindowDrafting
@@ -19,21 +20,19 @@ from rapid.ports import EngineLease
 def make_engine(loaded: LoadedModel, vocab_size: int | None, **room: Any) -> Engine:
     """Return an engine of this process for a loaded model.
 
-    Args:
-        loaded: The model with its settings.
-        vocab_size: Number of tokens that all models share; None where there is one model.
-        room: Fields of `rapid.config.EngineConfig` in place of the model's own.
+    `vocab_size` is the number of tokens that all models share, and `room` are fields of
+    `rapid.config.EngineConfig` in place of the model's own.
     """
     # Drafting ahead would compete with the target for this process's interpreter.
     config = loaded.config.model_copy(update={"draft_ahead": False, **room})
     return Engine(loaded, config, vocab_size=vocab_size, is_watched=False)
 
 
+@dataclass(eq=False, slots=True)
 class LocalPool:
     """Pool of one engine in this process; see `rapid.ports.EnginePool`."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    engine: Engine
 
     @asynccontextmanager
     async def lease(
@@ -43,22 +42,22 @@ class LocalPool:
         began = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._engine.open(request, expires=False)
+                await self.engine.open(request, expires=False)
         except TimeoutError:
             raise Overloaded(f"The engine is full: no room within {timeout_s:g} s.") from None
         try:
-            yield LocalLease(self._engine, request.lease_id, time.monotonic() - began)
+            yield LocalLease(self.engine, request.lease_id, time.monotonic() - began)
         finally:
-            self._engine.release(request.lease_id)
+            self.engine.release(request.lease_id)
 
 
+@dataclass(eq=False, slots=True)
 class LocalLease:
     """Lease on an engine in this process; see `rapid.ports.EngineLease`."""
 
-    def __init__(self, engine: Engine, lease_id: str, queued_s: float = 0.0) -> None:
-        self.lease_id = lease_id
-        self.queued_s = queued_s
-        self.engine = engine
+    engine: Engine
+    lease_id: str
+    queued_s: float = 0.0
 
     async def prefill(self) -> PrefillReceipt:
         """Compute the KV of the prompt; see `Engine.prefill`."""
@@ -76,9 +75,9 @@ class LocalLease:
         """Return a drafter of one choice on this lease."""
         return EngineDrafter(self.engine, self.lease_id, choice)
 
-    def window_drafter(self, choice: int, window: WindowDrafting) -> WindowDrafter:
+    def window_drafter(self, choice: int, window: WindowDrafting) -> EngineDrafter:
         """Return a drafter of one choice on a part of this lease's own KV."""
-        return WindowDrafter(self.engine, self.lease_id, choice, window)
+        return EngineDrafter(self.engine, self.lease_id, choice, window)
 
     def verifier(
         self,
@@ -90,57 +89,36 @@ class LocalLease:
         return EngineVerifier(self.engine, self.lease_id, choice, witness)
 
 
+@dataclass(eq=False, slots=True)
 class EngineDrafter:
-    """Drafter of one choice; a block is handed out as the task that computes it."""
+    """Drafter of one choice; a block is handed out as the task that computes it.
 
-    def __init__(self, engine: Engine, lease_id: str, choice: int = 0) -> None:
-        self._engine = engine
-        self._lease_id = lease_id
-        self._choice = choice
+    With a window, it drafts on the verifier's own lease, where verdicts are already committed.
+    """
 
-    def draft(self, verdict: Verdict | None, num_tokens: int) -> asyncio.Task[DraftBlock]:
-        """Start drafting; see `rapid.ports.Drafter`."""
-        return asyncio.create_task(
-            self._engine.draft(self._lease_id, self._choice, verdict, num_tokens)
-        )
-
-
-class WindowDrafter:
-    """Drafter of one choice on the target's own lease, which has committed every verdict itself."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        lease_id: str,
-        choice: int = 0,
-        window: WindowDrafting = WindowDrafting(),  # noqa: B008 (frozen)
-    ) -> None:
-        self._engine = engine
-        self._lease_id = lease_id
-        self._choice = choice
-        self._window = window
+    engine: Engine
+    lease_id: str
+    choice: int = 0
+    window: WindowDrafting | None = None
 
     def draft(self, verdict: Verdict | None, num_tokens: int) -> asyncio.Task[DraftBlock]:
         """Start drafting; see `rapid.ports.Drafter`."""
-        return asyncio.create_task(
-            self._engine.draft_in_window(self._lease_id, self._choice, self._window, num_tokens)
-        )
+        engine, lease_id, choice = self.engine, self.lease_id, self.choice
+        if self.window is None:
+            drafting = engine.draft(lease_id, choice, verdict, num_tokens)
+        else:
+            drafting = engine.draft_in_window(lease_id, choice, self.window, num_tokens)
+        return asyncio.create_task(drafting)
 
 
+@dataclass(eq=False, slots=True)
 class EngineVerifier:
     """Verifier of one choice's draft blocks, which can also decode without a drafter."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        lease_id: str,
-        choice: int = 0,
-        witness: Callable[[], EngineLease | None] = lambda: None,
-    ) -> None:
-        self._engine = engine
-        self._lease_id = lease_id
-        self._choice = choice
-        self._witness = witness
+    engine: Engine
+    lease_id: str
+    choice: int = 0
+    witness: Callable[[], EngineLease | None] = lambda: None
 
     async def verify(self, block: DraftBlock | Awaitable[DraftBlock]) -> Verdict:
         """Judge a block; see `rapid.ports.Verifier`.
@@ -155,10 +133,10 @@ class EngineVerifier:
             # The caller is in this process, and may see what the engine's step raised.
             why = repr(error.__cause__) if error.__cause__ else str(error)
             raise DrafterUnavailable(f"the drafter gave no block: {why}") from error
-        witness = self._witness()
+        witness = self.witness()
         told = (witness.engine, witness.lease_id) if isinstance(witness, LocalLease) else None
-        return await self._engine.verify(self._lease_id, self._choice, drafted, told)
+        return await self.engine.verify(self.lease_id, self.choice, drafted, told)
 
     async def decode(self, num_tokens: int) -> Verdict:
         """Decode without a drafter; see `rapid.ports.Verifier`."""
-        return await self._engine.decode(self._lease_id, self._choice, num_tokens)
+        return await self.engine.decode(self.lease_id, self.choice, num_tokens)

@@ -23,10 +23,8 @@ def warm_up(engine: Engine, config: EngineConfig) -> Engine:
 
 
 async def _warm_up(engine: Engine, step_tokens: int) -> None:
-    """Read a prompt of as many tokens as a step takes, then decode after one of a token.
-
-    In this order, as a chunk whose cost is not known yet is read whole, whatever decodes beside.
-    """
+    """Read a prompt of as many tokens as a step takes, then decode after one of a token."""
+    # In this order, as a chunk whose cost is not known is read whole, whatever decodes beside.
     chunk = max(1, min(step_tokens, engine.status().max_context - 2 * _NUM_DECODED))
     await _run(engine, "warm-up/reading", chunk + 1)  # the last token is not read by prefill
     await _run(engine, "warm-up/decoding", 1)

@@ -1,7 +1,4 @@
-"""What `quantization: int4` packs, and how many bits a weight then takes.
-
-The columns of a row are divided into groups.
-"""
+"""What `quantization: int4` packs, and how many bits a weight then takes."""
 
 from __future__ import annotations
 
@@ -49,8 +46,6 @@ def layer_bits(shape: ModelShape) -> float:
 
 
 def unpacking_bytes(shape: ModelShape) -> float:
-    """Return the bytes that a product with many rows holds of weights in bfloat16 on a GPU.
-
-    They are those that it multiplies, and the next ones as they come and as they are put in order.
-    """
+    """Return the bytes that a product with many rows holds of weights in bfloat16 on a GPU."""
+    # Those that it multiplies, and the next ones as they come and as they are put in order.
     return 3 * 2 * min(CONVERTED["cuda"], shape.hidden * 2 * shape.intermediate)

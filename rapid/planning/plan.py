@@ -31,17 +31,12 @@ ACTIVATION_BYTES = 2  # of a number in what is summed: bfloat16
 
 @dataclass(frozen=True, slots=True)
 class GPU:
-    """The limits of a GPU that bound a step.
-
-    Attributes:
-        bandwidth: bytes per second.
-        flops: dense bfloat16 operations per second.
-    """
+    """The limits of a GPU that bound a step."""
 
     name: str
     memory: float
-    bandwidth: float
-    flops: float
+    bandwidth: float  # bytes per second
+    flops: float  # dense bfloat16 operations per second
     source: str
 
 
@@ -57,18 +52,14 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Memory of a model's replica on its devices or on the host, by purpose, in bytes.
-
-    Attributes:
-        kv_pool: pages of keys and values.
-        check: check of the kernels while an engine starts on a GPU, before there are steps.
-    """
+    """Memory of a model's replica on its devices or on the host, by purpose, in bytes."""
 
     weights: float = 0.0
-    kv_pool: float = 0.0
+    kv_pool: float = 0.0  # pages of keys and values
     workspace: float = 0.0
     host_cache: float = 0.0
     graphs: float = 0.0
+    # Check of the kernels while an engine starts on a GPU, before there are steps.
     check: float = 0.0
 
     @property
@@ -89,15 +80,12 @@ class MemoryNeed:
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
-    """Seconds of a step beside reading and computing: Python, launches, sampling.
-
-    Attributes:
-        layer_sequence_s: for each layer and sequence, as where attention is called once for each.
-    """
+    """Seconds of a step beside reading and computing: Python, launches, sampling."""
 
     step_s: float = 0.0
     sequence_s: float = 0.0
     layer_s: float = 0.0
+    # For each layer and sequence, as where attention is called once for each.
     layer_sequence_s: float = 0.0
 
     def of(self, batch: float, layers: int) -> float:
@@ -119,32 +107,24 @@ class Replica:
     With ``tensor_parallel``, every layer is split over the GPUs, which read and compute at once and
     add their results twice a layer; weights may have 16 bits, 8 (``quantization: fp8``) or 4
     (``quantization: int4``, whose scales are counted too).
-
-    Attributes:
-        context: tokens of KV that every sequence has.
-        shared: those at its start that all sequences have in common, as in several questions on one
-            document: they are held once, and a step reads them once.
-        machine_gpus: GPUs of one machine; a replica with more has as many of each of several.
-        layer_bits: bits of a weight in the layers' matrices.
-        other_bits: bits of a weight in embeddings and logits, which quantization does not change.
-        kv_bytes: bytes of a number in keys and values; 1 with ``kv_cache_dtype: fp8``.
-        bandwidth_share: share of the GPU's bandwidth that reading weights reaches.
-        kv_share: the same of reading keys and values; None takes that of weights.
-        host: what a step takes beside reading and computing.
     """
 
     shape: ModelShape
     gpu: GPU
-    context: int
+    context: int  # tokens of KV that every sequence has
+    # Those at its start that all sequences have in common, as in several questions on one document:
+    # they are held once, and a step reads them once.
     shared: int = 0
     num_gpus: int = 1
+    # GPUs of one machine; a replica with more has as many of each of several.
     machine_gpus: int = MACHINE_GPUS
-    layer_bits: float = 16
+    layer_bits: float = 16  # bits of a weight in the layers' matrices
+    # Bits of a weight in embeddings and logits, which quantization does not change.
     other_bits: float = 16
-    kv_bytes: float = 2
-    bandwidth_share: float = 1.0
-    kv_share: float | None = None
-    host: HostTime = NO_HOST_TIME
+    kv_bytes: float = 2  # bytes of a number in keys and values; 1 with ``kv_cache_dtype: fp8``
+    bandwidth_share: float = 1.0  # share of the GPU's bandwidth that reading weights reaches
+    kv_share: float | None = None  # the same of reading keys and values; None takes that of weights
+    host: HostTime = NO_HOST_TIME  # what a step takes beside reading and computing
 
     @property
     def num_at_once(self) -> int:
@@ -250,13 +230,11 @@ class Replica:
         return self.host.of(batch, self.shape.layers) + self._num_sums * each
 
     def _sending_s(self, rows: float) -> float:
-        """Return the seconds that the sums of so many rows travel between machines.
-
-        Each of n machines sends and receives 2 (n - 1) / n of what is summed, through all its GPUs.
-        """
+        """Return the seconds that the sums of so many rows travel between machines."""
         if self.num_machines == 1:
             return 0.0
         num_bytes = self._num_sums * rows * self.shape.hidden * ACTIVATION_BYTES
+        # Each machine sends and receives so much of what is summed, through all its GPUs.
         share = 2 * (self.num_machines - 1) / self.num_machines
         return share * num_bytes / (self.machine_gpus * NETWORK_BANDWIDTH)
 

@@ -21,17 +21,11 @@ _TOKENS_PER_KEPT = 8  # least tokens of the pool for each token of a kept window
 
 @dataclass(frozen=True, slots=True)
 class RingPlan:
-    """Sizes of the rings and kept windows of an engine, in tokens.
+    """Sizes of the rings and kept windows of an engine, in tokens."""
 
-    Attributes:
-        window: last tokens that a row attends to, itself among them.
-        page_tokens: tokens of a page; reading begins at a multiple of it.
-        max_rows: most rows of a sequence in one step, unless they are speculation.
-    """
-
-    window: int
-    page_tokens: int
-    max_rows: int
+    window: int  # last tokens that a row attends to, itself among them
+    page_tokens: int  # tokens of a page; reading begins at a multiple of it
+    max_rows: int  # most rows of a sequence in one step, unless they are speculation
     num_rings: int
     num_kept: int
 
@@ -67,11 +61,8 @@ class RingPlan:
 def ring_plan(config: EngineConfig, window: int | None) -> RingPlan | None:
     """Return the rings of an engine; None where its pages hold the KV of all layers.
 
-    That is so without sliding layers, where rings would take as much as pages, and with a cache in
-    host memory, which is of pages.
-
-    Args:
-        window: window of the model's sliding layers; None without such layers.
+    That is so without sliding layers (`window` is None), where rings would take as much as pages,
+    and with a cache in host memory, which is of pages.
     """
     if window is None or config.host_cache_tokens:
         return None
@@ -83,10 +74,7 @@ def ring_plan(config: EngineConfig, window: int | None) -> RingPlan | None:
 
 
 def tokens_in_rings(window: int, context: int, page_tokens: int, step_tokens: int) -> float | None:
-    """Return the slots of a sequence's ring, and its share of the kept windows.
-
-    It is None where the sequence's pages would hold as little.
-    """
+    """Return the slots of a sequence's ring and its share of the kept windows; None if pages do."""
     ring = _ring(window, page_tokens, step_tokens, 1)
     num_kept = min(_KEPT_PER_LEASE, context / (_TOKENS_PER_KEPT * ring.kept_tokens))
     in_rings = ring.ring_tokens + num_kept * ring.kept_tokens

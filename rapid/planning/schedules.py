@@ -17,39 +17,26 @@ Schedule = Literal["sequential", "draft ahead"]
 
 @dataclass(frozen=True, slots=True)
 class Speculating:
-    """Conditions of speculation that determine its speedup, besides the two replicas.
+    """Conditions of speculation that determine its speedup, besides the two replicas."""
 
-    Attributes:
-        batch: sequences that the target decodes at once.
-        acceptance: probability that a drafted token is accepted.
-        hits: see `draft_ahead_speedup`. None takes ``a^K``, the probability that the whole
-            last block is accepted, which the block drafted ahead relies on.
-        extra_position: see `tokens_per_round`; for the sequential schedule only.
-    """
-
-    batch: int
-    acceptance: float
+    batch: int  # sequences that the target decodes at once
+    acceptance: float  # probability that a drafted token is accepted
+    # See `draft_ahead_speedup`. None takes ``a^K``, the probability that the whole last block is
+    # accepted, which the block drafted ahead relies on.
     hits: float | None = None
-    extra_position: bool = False
+    extra_position: bool = False  # see `tokens_per_round`; for the sequential schedule only
     round_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """The speed and cost of a schedule at its best draft length.
-
-    Attributes:
-        draft_length: best draft length, in tokens.
-        speedup: speedup over plain decoding of the same batch.
-        targets_per_drafter: replicas of the target that one drafter drafts for in one batch.
-        gpu_seconds: GPU-seconds per million tokens.
-    """
+    """The speed and cost of a schedule at its best draft length."""
 
     schedule: Schedule
-    draft_length: int
-    speedup: float
-    targets_per_drafter: int
-    gpu_seconds: float
+    draft_length: int  # best draft length, in tokens
+    speedup: float  # speedup over plain decoding of the same batch
+    targets_per_drafter: int  # replicas of the target that one drafter drafts for in one batch
+    gpu_seconds: float  # GPU-seconds per million tokens
 
 
 def plain_gpu_seconds(target: Replica, batch: int) -> float:
@@ -66,8 +53,7 @@ def fastest(
 ) -> Operation:
     """Return the speed and cost of a schedule at its fastest draft length.
 
-    Args:
-        drafter: replica of the drafter, on GPUs of its own or, with `num_gpus` 0, on the target's.
+    The drafter has GPUs of its own or, with `num_gpus` 0, the target's.
     """
     times = {
         "target_s": target.step_s(how.batch),
@@ -91,13 +77,10 @@ def fastest(
 
 
 def cheapest(target: Replica, drafter: Replica, how: Speculating, schedule: Schedule) -> Operation:
-    """Choose the number of targets per drafter that needs the fewest GPU-seconds per token.
-
-    More targets share the drafter's GPUs but make its steps longer. Their number is limited by the
-    drafter's memory and by `MAX_TARGETS`.
-    """
+    """Choose the number of targets per drafter that needs the fewest GPU-seconds per token."""
     if not drafter.num_gpus:
         return fastest(target, drafter, how, schedule)
+    # More targets share the drafter's GPUs and memory, but make its steps longer.
     most = max(1, min(MAX_TARGETS, drafter.max_sequences // how.batch))
     operations = (fastest(target, drafter, how, schedule, n) for n in range(1, most + 1))
     return min(operations, key=lambda each: each.gpu_seconds)

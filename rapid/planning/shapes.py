@@ -1,7 +1,4 @@
-"""Model shapes, and the parameters, KV, operations and memory that follow from them.
-
-The built-in shapes are those of the published ``config.json`` of each repository named.
-"""
+"""Model shapes, and the parameters, KV, operations and memory that follow from them."""
 
 from __future__ import annotations
 
@@ -39,41 +36,25 @@ CHECK_SLOTS = 2**16
 
 
 class ModelShape(Frozen):
-    """The shape of a model of a supported family, from its `config.json`.
-
-    Attributes:
-        hidden: width of the hidden states.
-        heads: query heads of a layer.
-        kv_heads: key and value heads of a layer.
-        intermediate: width of the MLP.
-        vocabulary: rows of the embedding table.
-        tied_embeddings: whether the output matrix is the embedding table.
-        attention_biases: whether queries, keys and values have biases, as in Qwen2.
-        output_biases: whether attention's output has a bias, as in Llama and Qwen3 with the others.
-        mlp_biases: whether the three projections of the gated MLP have biases.
-        query_key_norms: whether queries and keys of each head have norms, as in Qwen3.
-        layer_norms: norms of a layer beside those.
-        sliding_layers: layers that attend to the last `window` tokens only.
-        window: see `sliding_layers`; 0 where there are none.
-        expert_layers: layers whose MLP is a mixture of experts.
-    """
+    """The shape of a model of a supported family, from its `config.json`."""
 
     layers: int = Field(ge=1)
-    hidden: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    kv_heads: int = Field(ge=1)
+    hidden: int = Field(ge=1)  # width of the hidden states
+    heads: int = Field(ge=1)  # query heads of a layer
+    kv_heads: int = Field(ge=1)  # key and value heads of a layer
     head_dim: int = Field(ge=1)
-    intermediate: int = Field(ge=1)
-    vocabulary: int = Field(ge=1)
-    tied_embeddings: bool = False
-    attention_biases: bool = False
+    intermediate: int = Field(ge=1)  # width of the MLP
+    vocabulary: int = Field(ge=1)  # rows of the embedding table
+    tied_embeddings: bool = False  # whether the output matrix is the embedding table
+    attention_biases: bool = False  # whether queries, keys and values have biases, as in Qwen2
+    # Whether attention's output has a bias, as in Llama and Qwen3 with the others.
     output_biases: bool = False
-    mlp_biases: bool = False
-    query_key_norms: bool = False
-    layer_norms: int = 2
-    sliding_layers: int = Field(0, ge=0)
-    window: int = Field(0, ge=0)
-    expert_layers: int = Field(0, ge=0)
+    mlp_biases: bool = False  # whether the three projections of the gated MLP have biases
+    query_key_norms: bool = False  # whether queries and keys of each head have norms, as in Qwen3
+    layer_norms: int = 2  # norms of a layer beside those
+    sliding_layers: int = Field(0, ge=0)  # layers that attend to the last `window` tokens only
+    window: int = Field(0, ge=0)  # see `sliding_layers`; 0 where there are none
+    expert_layers: int = Field(0, ge=0)  # layers whose MLP is a mixture of experts
     experts: int = Field(0, ge=0)
     experts_per_token: int = Field(0, ge=0)
     expert_intermediate: int = Field(0, ge=0)
@@ -157,10 +138,7 @@ class ModelShape(Frozen):
 
     @property
     def weights(self) -> int:
-        """Number of weights that multiply a position; a step reads them once for all its rows.
-
-        Of a mixture of experts a step with several rows reads more: see `read_bytes`.
-        """
+        """Number of weights that multiply a position; a step of a dense model reads them once."""
         return self.active_weights + self.head_weights
 
     @property
@@ -184,12 +162,7 @@ class ModelShape(Frozen):
     # --- bytes ------------------------------------------------------------------------------------
 
     def weight_bytes(self, layer_bits: float = 16, other_bits: float = 16) -> float:
-        """Return the bytes of all parameters.
-
-        Args:
-            layer_bits: bits of a number in the layers' matrices, which quantization changes.
-            other_bits: bits of any other number, which quantization does not change.
-        """
+        """Return the bytes of all parameters; quantization changes only the layers' bits."""
         others = self.num_parameters - self.layer_weights
         return (self.layer_weights * layer_bits + others * other_bits) / 8
 
@@ -221,9 +194,7 @@ class ModelShape(Frozen):
     def count_kept_tokens(self, num_tokens: float, in_rings: float | None) -> float:
         """Return the tokens that are kept, on average over the layers.
 
-        Args:
-            num_tokens: tokens that have pages.
-            in_rings: tokens that sliding layers keep in rings; None where they have pages.
+        `num_tokens` have pages; `in_rings` are those of sliding layers, None where they have pages.
         """
         unkept = 0.0 if in_rings is None else (num_tokens - in_rings) * self.sliding_layers
         return num_tokens - unkept / self.layers
@@ -236,12 +207,10 @@ class ModelShape(Frozen):
         *,
         on_gpu: bool,
     ) -> float:
-        """Return an upper estimate of the bytes that the largest step holds beside weights and KV.
-
-        They are the activations of all rows in the widest layer, the logits that leases may want
-        (as computed and in float32), those that are judged at once in float64, and attention's
-        scores: twice in float32 and twice in the dtype.
-        """
+        """Return an upper estimate of the bytes of the largest step beside weights and KV."""
+        # The activations of all rows in the widest layer, the logits that leases may want (as
+        # computed and in float32), those that are judged at once in float64, and attention's
+        # scores: twice in float32 and twice in the dtype.
         rows = min(step_tokens, _LOGIT_ROWS * num_leases)
         logits = rows * self.vocabulary * (bytes_per_number + 4)
         judged = min(rows, _JUDGED_ROWS) if on_gpu else _LOGIT_ROWS
@@ -250,23 +219,17 @@ class ModelShape(Frozen):
         return step_tokens * self._widest * bytes_per_number + logits + judging + scores
 
     def graph_bytes(self, num_leases: int, bytes_per_number: float = 2) -> float:
-        """Return an upper estimate of the bytes of the captured steps that an engine keeps.
-
-        Each holds its launches and the logits of its rows; all share the activations of the
-        largest.
-        """
+        """Return an upper estimate of the bytes of the captured steps that an engine keeps."""
+        # Each holds its launches and its rows' logits; all share the largest one's activations.
         launches = self.layers * _LAUNCHES * _LAUNCH_BYTES
         logits = _LOGIT_ROWS / 2 * num_leases * self.vocabulary * bytes_per_number
         largest = _PADDED_ROWS * num_leases * self._widest * bytes_per_number
         return GRAPHS * (launches + logits) + largest
 
     def check_bytes(self, step_tokens: int, context: int, bytes_per_number: float = 2) -> float:
-        """Return the bytes that checking and timing a GPU's kernels takes, before anything runs.
-
-        They are, for one layer, a cache for the checks and, for the unfused kernel, float32 copies
-        of the longest context's keys and values, four copies of its scores, and six of the queries
-        of a prefill chunk.
-        """
+        """Return the bytes that checking and timing a GPU's kernels takes, before anything runs."""
+        # For one layer, a cache for the checks and, for the unfused kernel, float32 copies of the
+        # longest context's keys and values, four copies of its scores, and six of the queries.
         slot = 2 * self.kv_heads * self.head_dim
         rows = 6 * step_tokens * self.heads * self.head_dim
         return CHECK_SLOTS * slot * bytes_per_number + 4 * (context * slot + 4 * GPU_SCORES + rows)
@@ -290,8 +253,7 @@ class ModelShape(Frozen):
     def decode_flops(self, positions: float, keys: float) -> float:
         """Return the operations of `positions` after the prompt, with logits of each.
 
-        Each position attends to `keys` keys on average. Rejected drafts count as positions, too,
-        because they were computed.
+        Each attends to `keys` keys on average. Rejected drafts are positions, too.
         """
         attention = self._attention(positions * self._keys(keys))
         return 2.0 * positions * self.weights + attention

@@ -29,7 +29,6 @@ def sequential_speedup(
 
     Args:
         tokens: tokens committed per round, see `tokens_per_round`.
-        draft_length: tokens of a draft block.
         target_s: seconds of a plain step of the target.
         draft_s: seconds of one drafted token.
         verify_s: seconds of scoring the block.
@@ -50,11 +49,8 @@ def draft_ahead_speedup(
 ) -> float:
     """Return the speedup over plain decoding when a block is drafted while the last is verified.
 
+    In the share `hits` of rounds it continues the right prefix; in the others it is drafted again.
     The other arguments are those of `sequential_speedup`.
-
-    Args:
-        hits: share of rounds in which the block drafted ahead continues the right prefix; in the
-            others it is drafted again.
     """
     drafting = draft_length * draft_s
     hit, miss = max(drafting, verify_s), drafting + verify_s

@@ -1,4 +1,1 @@
-"""The speculation method: distributions, fusion, acceptance, noise and the decoding loop.
-
-``docs/algorithm.md`` describes it.
-"""
+"""The speculation method: distributions, acceptance, noise and the loop (``docs/algorithm.md``)."""

@@ -1,24 +1,7 @@
 """Verification of draft blocks: which tokens are accepted, and what replaces the first rejected.
 
-Notation: p is the target's distribution at a position, q the proposal that the drafter drew from,
-and p_hat the fused distribution that the answer should follow (`rapid.speculation.fusion`; with
-eta = 0 it is p).
-
-A block's positions are judged left to right. Under `maximal` coupling a drafted token x is accepted
-with probability ``min(1, p_hat(x) / q(x))``, else the token is drawn from the residual
-``norm(max(p_hat - q, 0))``: standard speculative sampling (Leviathan et al. 2023; Chen et al. 2023)
-with p_hat in place of p, so each position follows p_hat exactly. Under `shared_noise` a token is
-drawn from p_hat with the same random numbers that the drafter drew from q with
-(`rapid.speculation.noise`); greedy takes the best token of p_hat. In both cases the drafted token
-is accepted if it equals that token. There is no bonus token: every committed position was proposed
-by the drafter and judged by this rule.
-
-The rule `paper` is the reference code's: after a rejection the token is drawn from the residual of
-p instead of p_hat, and a fully accepted block is followed by a bonus token from p
-(``docs/algorithm.md``).
-
-Under `maximal` every random decision is one call of `accepts` or of `race`; the tests of exactness
-replace them with an oracle that takes every branch in turn.
+p is the target's distribution at a position, q the proposal that the drafter drew from, and p_hat
+the fused distribution that the answer follows (`rapid.speculation.fusion`; with eta = 0 it is p).
 """
 
 from __future__ import annotations
@@ -44,16 +27,13 @@ _SURE = 0.1  # the reference's evaluation script: assistant_confidence_threshold
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The committed tokens of one block, of which the first `num_accepted` were drafted.
-
-    `log_odds` is what the next block of the answer is judged with under `adaptive`.
-    """
+    """The committed tokens of one block, of which the first `num_accepted` were drafted."""
 
     token_ids: tuple[int, ...]
     num_accepted: int
     is_finished: bool
     logprobs: tuple[TokenLogprobs, ...] = ()
-    log_odds: float = 0.0
+    log_odds: float = 0.0  # what the next block of the answer is judged with under `adaptive`
 
     def verdict(self, block: DraftBlock, verify_ms: float = 0.0) -> Verdict:
         """Return the judgement as the message that answers `block`."""
@@ -74,20 +54,15 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class _Distributions:
-    """The distributions that one position is judged by, each [vocab].
+    """The distributions that one position is judged by, each [vocab]."""
 
-    Attributes:
-        draft: q, the proposal that the drafted token was drawn from.
-        fused: p_hat, which the acceptance test compares with q.
-        wanted: The distribution that the residual of a rejection is taken from: p_hat, and p under
-            the rule `paper`.
-        unfiltered: The distribution that log-probabilities describe: p_hat, and p under the rule
-            `paper`, before the request's filters.
-    """
-
-    draft: torch.Tensor
-    fused: torch.Tensor
+    draft: torch.Tensor  # q, the proposal that the drafted token was drawn from
+    fused: torch.Tensor  # p_hat, which the acceptance test compares with q
+    # The distribution that the residual of a rejection is taken from: p_hat, and p under the rule
+    # `paper`.
     wanted: torch.Tensor
+    # The distribution that log-probabilities describe: p_hat, and p under the rule `paper`, before
+    # the request's filters.
     unfiltered: torch.Tensor
 
 
@@ -99,13 +74,12 @@ def acceptance_probability(fused: float, draft: float) -> float:
 def residual(wanted: Float64Array, kept: Float64Array) -> Float64Array:
     """Return ``norm(max(wanted - kept, 0))`` [vocab], or `wanted` if that has no mass.
 
-    `kept` is ``min(q, p_hat)``. If `wanted` is p_hat, the result is the residual of speculative
-    sampling, ``norm(max(p_hat - q, 0))``: a rejection has probability ``sum(max(q - p_hat, 0))``,
-    which is the residual's mass, so the fallback is reached only through rounding. If `wanted` is
-    p, the result is the paper's ``norm(max(p - q, p - p_hat, 0))``.
+    `kept` is ``min(q, p_hat)``. For p_hat it is the residual of speculative sampling,
+    ``norm(max(p_hat - q, 0))``, and for p the paper's ``norm(max(p - q, p - p_hat, 0))``.
     """
     excess = np.maximum(wanted - kept, 0.0)
     mass = excess.sum()
+    # Rounding alone leads there: the mass is the probability of a rejection.
     if mass <= 0:
         return wanted
     normalised: Float64Array = excess / mass
@@ -113,13 +87,7 @@ def residual(wanted: Float64Array, kept: Float64Array) -> Float64Array:
 
 
 def propose(candidate_ids: Int32Array, candidate_probs: Float32Array, draw: Draw) -> int:
-    """Draw a draft token from the proposal exactly as it is sent; greedy takes its best token.
-
-    Args:
-        candidate_ids: Tokens with non-zero probability [m].
-        candidate_probs: Probabilities of the candidates [m].
-        draw: Sampling settings, and the position of the token.
-    """
+    """Draw a token from a proposal, ids and probabilities [m] as sent; greedy takes the best."""
     if draw.is_greedy:
         return int(candidate_ids[candidate_probs.argmax()])
     noise = draw.noise(draft_purpose(draw), int(candidate_ids.max()) + 1)
@@ -141,8 +109,7 @@ def ends_block(
 ) -> bool:
     """Return whether drafting stops after this token.
 
-    Under the rule `paper` it stops when the drafter gave the token a probability below 0.1; the
-    token stays in the block and is judged. Under `exact` it never stops because of a drawn token.
+    Under `paper` it does where the drafter gave the token, which is still judged, less than 0.1.
     """
     if speculation.rule == "exact":
         return False
@@ -150,15 +117,9 @@ def ends_block(
 
 
 def num_rows(num_drafted: int, num_left: int, speculation: SpeculationConfig) -> int:
-    """Return the number of rows of target logits that a block needs.
+    """Return the rows of target logits that a block needs, with `num_left` tokens yet to generate.
 
-    This is one row per drafted token, at least one, and under `paper` one more where a bonus token
-    fits.
-
-    Args:
-        num_drafted: Length of the block.
-        num_left: Tokens that may still be generated, including the drafted ones.
-        speculation: The rule.
+    It is one for each drafted token, at least one, and one more where `paper`'s bonus token fits.
     """
     has_bonus = speculation.rule == "paper" and num_drafted < num_left
     return max(num_drafted + has_bonus, 1)
@@ -175,21 +136,21 @@ def judge(
 ) -> Judgement:
     """Decide which tokens of a block are accepted, given the target's logits for its positions.
 
-    If the whole block is accepted and `logits` has a further row, one more token is drawn from the
-    target's own distribution: the bonus token of `paper`, or the only token of an empty block.
+    Positions are judged left to right, and every committed one was drafted. If all are accepted and
+    `logits` has a further row, one more token is drawn from the target's own distribution: the
+    bonus token of `paper`, or the only token of an empty block.
 
     Args:
         block: k drafted tokens with their proposals.
-        logits: The target's logits for the same positions, as many rows as `num_rows` returns, on
-            any device [rows, vocab].
+        logits: The target's, as many rows as `num_rows` returns, on any device [rows, vocab].
         draw: Sampling settings, and the position of the block's first token.
         eos_ids: Tokens that end the answer; rows after one are ignored.
         num_logprobs: Number of alternatives beside each committed token; None for no
             log-probabilities.
         log_odds: Those of the verdict before, or 0 for the first block of an answer.
-        witness: Logits of the target for the same positions, after the retrieved text in place of
-            the document, on the device of `logits` [at least k, vocab]. `adaptive` takes the mean
-            of their distribution and the proposal for what the retrieved text says.
+        witness: The target's logits after the retrieved text in place of the document, on the
+            device of `logits` [at least k, vocab]. `adaptive` takes the mean of their
+            distribution and the proposal for what the retrieved text says.
 
     Raises:
         EngineFailed: The logits contain NaN or +inf.
@@ -229,17 +190,10 @@ def judge(
 def decode_token(
     logits: torch.Tensor, draw: Draw, num_logprobs: int | None = None
 ) -> tuple[int, TokenLogprobs | None]:
-    """Draw one token of the model's own distribution, as the modes `plain` and `rag` commit.
+    """Draw one token of the model's own distribution, given a row of logits [vocab].
 
-    Under `shared_noise` it is the token that a block judged with eta = 0 commits at this position.
-
-    Args:
-        logits: One row [vocab].
-        draw: Sampling settings, and the position of the token.
-        num_logprobs: Number of alternatives beside the token; None for no log-probabilities.
-
-    Returns:
-        The token, and its log-probabilities if they were requested.
+    The modes `plain` and `rag` commit it, with its log-probabilities if `num_logprobs` asks for
+    them; under `shared_noise`, so does a block that is judged with eta = 0.
 
     Raises:
         EngineFailed: The logits contain NaN or +inf.
@@ -258,17 +212,7 @@ def decode_token(
 def _distributions(
     logits: torch.Tensor, draft: torch.Tensor, told: torch.Tensor, draw: Draw, log_odds: float
 ) -> _Distributions:
-    """Return the distributions that a position is judged by.
-
-    Under the rule `paper` p is filtered before it is fused, as in the reference code.
-
-    Args:
-        logits: The target's row [vocab].
-        draft: q, which the drafted token was drawn from [vocab].
-        told: What is fused with p: q, or its mean with the target's own reading [vocab].
-        draw: Sampling settings; the position is not used.
-        log_odds: Those of the tokens before, for `adaptive`.
-    """
+    """Return what a position is judged by; `told`, q or its mean with the witness, moves p."""
     sampling, speculation, temperature = draw.sampling, draw.speculation, draw.temperature
 
     def fuse(logits: torch.Tensor) -> torch.Tensor:
@@ -286,6 +230,7 @@ def _distributions(
         unfiltered = fuse(logits)
         fused = filter_probs(unfiltered, sampling.top_k, sampling.top_p)
         return _Distributions(draft, fused, wanted=fused, unfiltered=unfiltered)
+    # `paper` filters p before it is fused, and takes the residual of p, as the reference code does.
     target = probabilities(logits, temperature)
     kept = filter_probs(target, sampling.top_k, sampling.top_p)
     if kept is not target:
@@ -294,11 +239,8 @@ def _distributions(
 
 
 def _settle(drafted: int, distributions: _Distributions, draw: Draw) -> tuple[int, bool]:
-    """Return the committed token of one position, and whether the drafted one was accepted.
-
-    A whole row is copied to the host only to draw from it, not for a greedy token or an accepted
-    draft.
-    """
+    """Return the committed token of one position, and whether the drafted one was accepted."""
+    # A whole row is copied to the host only to draw from it.
     draft, fused = distributions.draft, distributions.fused
     if draw.is_greedy:
         token = best_token(fused)
@@ -306,6 +248,9 @@ def _settle(drafted: int, distributions: _Distributions, draw: Draw) -> tuple[in
     if draw.speculation.coupling == "shared_noise":
         token = race(_to_numpy(fused), draw.noise(Purpose.RESULT, len(fused)))
         return token, token == drafted
+    # `maximal`: speculative sampling (Leviathan et al. 2023; Chen et al. 2023) with p_hat for p, so
+    # each position follows p_hat. Its random decisions are calls of `accepts` and `race`, in
+    # whose place the tests of exactness take every branch in turn.
     chance = acceptance_probability(float(fused[drafted]), float(draft[drafted]))
     if accepts(chance, draw.noise(Purpose.ACCEPT, 1)[0]):
         return drafted, True
@@ -315,13 +260,10 @@ def _settle(drafted: int, distributions: _Distributions, draw: Draw) -> tuple[in
 
 
 def _dense(block: DraftBlock, row: int, logits: torch.Tensor) -> torch.Tensor:
-    """Return a position's proposal over the whole vocabulary, float64 [vocab]; padding adds zero.
-
-    The proposal was made in float32 and sums to one within 1e-7. It is normalised again in float64,
-    so that it is judged as the distribution that was drawn from.
-    """
+    """Return a position's proposal over the whole vocabulary, float64 [vocab]; padding adds 0."""
     ids = torch.as_tensor(block.candidate_ids[row].astype(np.int64), device=logits.device)
     probs = torch.as_tensor(block.candidate_probs[row].astype(np.float64), device=logits.device)
+    # Made in float32, where it sums to one within 1e-7.
     probs /= probs.sum()
     dense = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
     return dense.scatter_add_(-1, ids.clamp(min=0), probs)

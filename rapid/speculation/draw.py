@@ -1,8 +1,4 @@
-"""Settings and position of a token, which determine its distribution and random numbers.
-
-A token is a function of the logits and its `Draw`, so it is the same on any engine, whatever else
-runs there.
-"""
+"""Settings and position of a token: with the logits they determine it, on any engine."""
 
 from __future__ import annotations
 
@@ -19,19 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The settings and position with which one token is proposed, judged or decoded.
+    """The settings and position with which one token is proposed, judged or decoded."""
 
-    Attributes:
-        sampling: Temperature, filters and seed of the request.
-        speculation: Settings of the method.
-        choice: Index of the request's answer.
-        position: Generated position of the token.
-    """
-
-    sampling: SamplingConfig
-    speculation: SpeculationConfig
-    choice: int
-    position: int
+    sampling: SamplingConfig  # temperature, filters and seed of the request
+    speculation: SpeculationConfig  # settings of the method
+    choice: int  # index of the request's answer
+    position: int  # generated position of the token
 
     @property
     def is_greedy(self) -> bool:
@@ -40,10 +29,7 @@ class Draw:
 
     @property
     def temperature(self) -> float:
-        """The temperature of p, q and p_hat.
-
-        It is the request's temperature, or `transfer_temperature` when the request is greedy.
-        """
+        """The temperature of p, q and p_hat: a greedy request's is `transfer_temperature`."""
         return self.sampling.temperature or self.speculation.transfer_temperature
 
     def after(self, num_tokens: int) -> Draw:

@@ -41,23 +41,17 @@ def fuse_probs(
     `adaptive` is ``norm(m * exp(eta * w * m))`` of the mixture ``m = (1 - w) * p + w * q * [q >= a
     * max q]``, whose weight w is `weigh_retrieved` of the committed text.
 
-    eta = 0 gives the target's own p, bit for bit.
-
-    `mixture` moves probabilities instead of logits: ``p_hat = (p + eta q) / (1 + eta)``, which is
-    the speculative ensemble (Fu et al., arXiv 2502.01662), the plain mean of both at eta = 1.
+    `mixture` is ``p_hat = (p + eta q) / (1 + eta)``, with q whole: the speculative ensemble (Fu et
+    al., arXiv 2502.01662). eta = 0 gives the target's own p, bit for bit.
 
     Args:
         target_logits: z [k, vocab].
         draft_probs: q, dense, zero where the proposal was cut [k, vocab]. For `adaptive` it is the
             mean of q and the target's own distribution on the retrieved text, if there is one.
         temperature: T of p and q.
-        transfer: The form of p_hat.
-        eta: Strength of the move. Under `adaptive` it sharpens what is sampled, and does not
-            change which token is the best. In a `mixture` it is the weight of q beside p's 1.
-        plausibility: a; tokens whose draft probability is below this share of the best one's are
-            not moved. A `mixture` takes q whole.
-        log_odds: Result of `update_log_odds` for the tokens committed so far; only `adaptive` uses
-            it.
+        eta: Strength of the move; of `adaptive` it only sharpens, and keeps the best token.
+        plausibility: a, the share of the best draft probability below which nothing is moved.
+        log_odds: Result of `update_log_odds` for the tokens committed so far, for `adaptive`.
     """
     target_probs = probabilities(target_logits, temperature)
     if eta == 0:
@@ -92,17 +86,12 @@ def weigh_retrieved(log_odds: float) -> float:
 def weights_if_accepted(
     log_odds: Sequence[float], lengths: Sequence[int], probs: torch.Tensor
 ) -> torch.Tensor:
-    """Return `weigh_retrieved` at every position of some blocks whose drafts are all accepted.
-
-    It is computed on the device of `probs` and equals that of `update_log_odds` up to rounding.
+    """Return `weigh_retrieved` [rows] in blocks whose drafts are all accepted, up to rounding.
 
     Args:
         log_odds: Those before each block [blocks].
         lengths: Numbers of drafted tokens [blocks]; their sum is `rows`.
-        probs: p and q of the drafted tokens [2, rows].
-
-    Returns:
-        The weights [rows].
+        probs: p and q of the drafted tokens [2, rows], on whose device it is computed.
     """
     sums, before = _sums_of_odds(log_odds, lengths)
     target, told = probs.clamp(min=_LEAST_PROBABILITY).log()
@@ -127,7 +116,7 @@ def _sums_of_odds(
 
 
 def update_log_odds(log_odds: float, target_prob: float, draft_prob: float) -> float:
-    """Return the log odds of the retrieved text's reading after one more committed token.
+    """Return the log odds of the retrieved text's reading after one more committed token y.
 
     They are ``sum over i of 0.85^(t - i) * log(q(y_i) / p(y_i))``, with probabilities below 1e-3
     taken for 1e-3: a Bayes factor of the two readings of the text so far that forgets, so that a
@@ -135,8 +124,8 @@ def update_log_odds(log_odds: float, target_prob: float, draft_prob: float) -> f
 
     Args:
         log_odds: The log odds before the token; 0 before the first.
-        target_prob: p(y) of the committed token y, before filters.
-        draft_prob: q(y) of the same token, with the q that `fuse_probs` was given.
+        target_prob: p(y), before filters.
+        draft_prob: q(y), with the q that `fuse_probs` was given.
     """
     told = math.log(max(draft_prob, _LEAST_PROBABILITY))
     return _MEMORY * log_odds + told - math.log(max(target_prob, _LEAST_PROBABILITY))

@@ -1,13 +1,7 @@
 """Prompt lookup: a drafter without a model, which copies what followed the same tokens before.
 
 Saxena, "Prompt Lookup Decoding" (2023, github.com/apoorvumang/prompt-lookup-decoding); vLLM calls
-it n-gram speculation. The last tokens of the text are searched for earlier in it, the longest
-n-gram first, and the tokens after the **latest** occurrence are proposed (Saxena takes the first
-one; in an answer that repeats itself the latest is more likely to be right). A proposal is a
-function of the committed text and has one candidate a row, with probability 1. So verification is
-exact as with any drafter, and there is nothing to transfer: eta is 0. Under `maximal` coupling the
-text depends on how it is split into blocks, because a position is looked up from where its block
-begins; its distribution does not.
+it n-gram speculation.
 """
 
 from __future__ import annotations
@@ -25,12 +19,10 @@ _ID_BITS = 21  # three ids fill one int64: vocabularies of up to two million tok
 
 
 class PromptIndex:
-    """An index of the last occurrence of every n-gram of a prompt, shared by all choices.
+    """An index of the last occurrence of every n-gram of a prompt, shared by all choices."""
 
-    It consists of sorted arrays with binary search, because a dict of tuples takes several times
-    the memory (30 MB for 128K tokens) and an orchestrator holds an index for every request.
-    """
-
+    # Sorted arrays: a dict of tuples takes several times the memory (30 MB for 128K tokens). The
+    # latest occurrence, and not Saxena's first, is the likelier one where an answer repeats itself.
     def __init__(self, prompt_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
         ids = np.asarray(prompt_ids, dtype=np.int64)
         self.prompt_ids: list[int] = ids.tolist()
@@ -43,10 +35,7 @@ class PromptIndex:
             grams = followed << _ID_BITS | ids[size:]
 
     def find(self, gram: Sequence[int]) -> int | None:
-        """Return the position after the latest occurrence of `gram`, or None.
-
-        An occurrence at the very end of the prompt does not count: no token follows it.
-        """
+        """Return the position after the latest `gram` that a token follows, or None."""
         keys, positions = self._latest[len(gram) - 1]
         key = 0
         for token_id in gram:
@@ -58,12 +47,9 @@ class PromptIndex:
 class PromptLookupDrafter:
     """A drafter for one choice by prompt lookup; its blocks are ready when `draft` returns.
 
-    A block is shorter than requested where the text ends, and empty where nothing matches.
-
-    Args:
-        index: Index of the target's prompt.
-        choice: Index of the request's answer.
-        committed: The answer so far, when it was begun elsewhere.
+    A block is shorter than requested where the text ends, and empty where nothing matches. Its one
+    candidate a row has probability 1, so there is nothing to transfer: eta is 0. Under `maximal`
+    coupling the text depends on how it is split into blocks; its distribution does not.
     """
 
     def __init__(self, index: PromptIndex, choice: int = 0, committed: Sequence[int] = ()) -> None:

@@ -35,18 +35,14 @@ async def speculate(
 
     Args:
         drafter: Source of draft blocks; None decodes plainly.
-        verifier: Judge of the blocks.
         max_tokens: Tokens that may still be generated; no block is longer.
         max_draft: Most tokens requested from the drafter per block (gamma).
-        is_streamed: Whether the answer is read while it grows. An answer without a drafter then
-            begins with a round of one token. Later rounds stay long, because the calls of a round
-            cost the same for any number of tokens.
+        is_streamed: Whether an answer without a drafter begins with a round of one token.
         pace: Policy for the draft lengths; None always requests the longest possible block.
         on_loss: Called with the error when the drafter is lost; None raises the error instead.
         refresh: Gives the drafter a new prompt when `trigger` says so; None never does. If it
             raises DrafterUnavailable, the drafter is lost.
-        trigger: Decides when a refresh is due. Pass the answer's own trigger where these are not
-            its first rounds; None starts a new one.
+        trigger: The answer's own, where these are not its first rounds; None starts a new one.
 
     Raises:
         DrafterUnavailable: The drafter was lost and there is no `on_loss`.
@@ -59,6 +55,7 @@ async def speculate(
         limit = min(max_draft, max_tokens - len(token_ids))
         num_tokens = pace.next_length(limit) if pace and drafter else limit
         if drafter is None or not num_tokens:
+            # Later rounds stay long: a round's calls cost the same for any number of tokens.
             is_awaited = is_streamed and drafter is None and verdict is None
             verdict = await verifier.decode(1 if is_awaited else limit)
         else:

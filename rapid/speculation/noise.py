@@ -1,11 +1,7 @@
 """Random numbers that are a function of their use, never of the order in which they are drawn.
 
 Philox is counter-based (Salmon et al., SC 2011): the key is (seed, choice and purpose), the counter
-is (token id, position). So a position's token does not depend on the draft length, the batch, the
-machine or the number of draws before it, and drafter and target share noise without communication.
-
-Drawing is an exponential race: ``argmin_x E_x / p(x)`` with ``E_x ~ Exp(1)`` follows p, and is
-Gumbel-max (``argmax_x log p(x) + g_x``, ``g_x = -log E_x``) without its second logarithm.
+is (token id, position). So drafter and target share noise without communication.
 """
 
 from __future__ import annotations
@@ -26,11 +22,9 @@ _MASK_64 = 2**64 - 1  # a word of a Philox generator's key
 
 
 class Purpose(IntEnum):
-    """The decision that a random number is for.
+    """The decision that a random number is for; the values are part of every seeded answer."""
 
-    The values are part of every seeded answer and must never be renumbered.
-    """
-
+    # They must never be renumbered.
     RESULT = 0  # the answer's token: plain decoding, and both sides under `shared_noise`
     DRAFT = 1  # the drafter's token under `maximal`
     ACCEPT = 2  # accept or reject under `maximal`
@@ -65,11 +59,10 @@ def accepts(probability: float, uniform: float) -> bool:
 
 
 def race(probs: Float64Array, noise: Float64Array) -> int:
-    """Draw an index from `probs`, the winner of the exponential race.
+    """Draw an index from weights [n] that need not sum to one, by uniform numbers of the same [n].
 
-    Args:
-        probs: Non-negative weights, not necessarily normalised [n]; a zero never wins.
-        noise: Uniform numbers of the same tokens [n].
+    ``argmin_x E_x / p(x)`` with ``E_x ~ Exp(1)`` follows p: an exponential race, which is
+    Gumbel-max (``argmax_x log p(x) + g_x``, ``g_x = -log E_x``) without its second logarithm.
 
     Raises:
         EngineFailed: No weight is above zero, as when logits are not numbers.

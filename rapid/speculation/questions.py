@@ -1,8 +1,4 @@
-"""What the rows of a step are asked for, and the answers.
-
-A question holds the logits and everything else that its tokens are a function of, so it may be
-answered together with others, on any engine.
-"""
+"""Questions about the rows of a step, each with all that its tokens depend on, and the answers."""
 
 from __future__ import annotations
 
@@ -19,29 +15,19 @@ from rapid.speculation.draw import Draw
 
 @dataclass(frozen=True, slots=True)
 class ToPropose:
-    """A token to draft.
+    """A token to draft."""
 
-    Attributes:
-        logits: One row of the drafter [vocab].
-        draw: Sampling settings, and the position of the token.
-    """
-
-    logits: torch.Tensor
-    draw: Draw
+    logits: torch.Tensor  # one row of the drafter [vocab]
+    draw: Draw  # sampling settings, and the position of the token
 
 
 @dataclass(frozen=True, slots=True)
 class ToDecode:
-    """A token to draw from the model's own distribution.
+    """A token to draw from the model's own distribution."""
 
-    Attributes:
-        logits: One row [vocab].
-        draw: Sampling settings, and the position of the token.
-        num_logprobs: Number of alternatives beside the token; None for no log-probabilities.
-    """
-
-    logits: torch.Tensor
-    draw: Draw
+    logits: torch.Tensor  # one row [vocab]
+    draw: Draw  # sampling settings, and the position of the token
+    # Number of alternatives beside the token; None for no log-probabilities.
     num_logprobs: int | None = None
 
 

@@ -25,10 +25,7 @@ def probabilities(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def best_token(scores: torch.Tensor) -> int:
-    """Return the token with the highest logit or probability; ties go to the lowest id.
-
-    Args:
-        scores: Logits or probabilities of one position [vocab].
+    """Return the token with the highest logit or probability [vocab]; ties go to the lowest id.
 
     Raises:
         EngineFailed: The highest score is infinite or NaN; NaN counts as higher than any number.
@@ -42,12 +39,7 @@ def best_token(scores: torch.Tensor) -> int:
 def filter_probs(probs: torch.Tensor, top_k: int | None, top_p: float) -> torch.Tensor:
     """Keep the `top_k` best tokens, then the fewest with total mass `top_p`, and renormalise.
 
-    Of equal tokens the lower id is kept. The best token always survives.
-
-    Args:
-        probs: Distributions [..., vocab].
-        top_k: Number of tokens to keep; None keeps all.
-        top_p: Nucleus mass in (0, 1], of what `top_k` left.
+    Of equal tokens [..., vocab] the lower id is kept. The best one always survives.
     """
     vocab = probs.shape[-1]
     if (top_k is None or top_k >= vocab) and top_p >= 1:
@@ -62,18 +54,11 @@ def filter_probs(probs: torch.Tensor, top_k: int | None, top_p: float) -> torch.
 
 
 def proposal(logits: torch.Tensor, draw: Draw) -> tuple[Int32Array, Float32Array]:
-    """Return the drafter's distribution q at one position, as it is sampled from and sent.
+    """Return the drafter's distribution q, of a row of logits [vocab], as it is sampled and sent.
 
     It is the softmax at the request's temperature, after the request's own filters, cut to the
-    `draft_top_k` best tokens and renormalised in float32 (``docs/algorithm.md``, q).
-
-    Args:
-        logits: One row of the drafter [vocab].
-        draw: Temperature, filters and the cut; the place is not used.
-
-    Returns:
-        Token ids [m] and their probabilities [m]; m <= `draft_top_k`. A cut proposal lists the best
-        token first.
+    `draft_top_k` best tokens and renormalised in float32 (``docs/algorithm.md``, q): token ids [m]
+    and their probabilities [m], the best token of a cut one first.
 
     Raises:
         EngineFailed: The logits contain NaN or +inf.
@@ -85,12 +70,8 @@ def proposal(logits: torch.Tensor, draw: Draw) -> tuple[Int32Array, Float32Array
 def candidates(logits: torch.Tensor, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the candidates of proposals and their probabilities before they are renormalised.
 
-    Args:
-        logits: Rows of the drafter [..., vocab].
-        draw: Temperature, filters and the cut, the same for all rows; the place is not used.
-
-    Returns:
-        Token ids and float64 probabilities, some of which may be zero [..., draft_top_k].
+    Of rows of logits [..., vocab] they are token ids and float64 probabilities, some of which may
+    be zero [..., draft_top_k].
     """
     probs = probabilities(logits, draw.temperature)
     probs = filter_probs(probs, draw.sampling.top_k, draw.sampling.top_p)
@@ -107,7 +88,7 @@ def as_sent(
     """Return one position's candidates without impossible tokens, renormalised in float32.
 
     Raises:
-        EngineFailed: There is no candidate, because the logits contain NaN or +inf.
+        EngineFailed: There is none, because the logits contain NaN or +inf.
     """
     kept = candidate_probs > 0
     if not kept.any():

@@ -10,30 +10,25 @@ from rapid.receipt import ChoiceStatistics, Origin
 
 @dataclass(slots=True)
 class RoundStatistics:
-    """The sum of one choice's verdicts.
-
-    Attributes:
-        refreshes: Number of times that the drafter's context was retrieved again; counted by the
-            code that does so.
-        log_odds: Those of the last judged block, with which another lease continues the answer.
-        plain_from: Position from which the answer continued without its drafter; None while the
-            drafter is not lost, even in rounds without a draft.
-        plain_reason: Cause of that loss; empty while the drafter is not lost.
-        histogram: Drafted rounds by block length: entry i counts those that accepted exactly i
-            tokens.
-    """
+    """The sum of one choice's verdicts."""
 
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    # Number of times that the drafter's context was retrieved again; counted by the code that does
+    # so.
     refreshes: int = 0
+    # Those of the last judged block, with which another lease continues the answer.
     log_odds: float = 0.0
+    # Position from which the answer continued without its drafter; None while the drafter is not
+    # lost, even in rounds without a draft.
     plain_from: int | None = None
-    plain_reason: str = ""
+    plain_reason: str = ""  # cause of that loss; empty while the drafter is not lost
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     token_ids: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
+    # Drafted rounds by block length: entry i counts those that accepted exactly i tokens.
     histogram: dict[int, list[int]] = field(default_factory=dict)
 
     def observe(self, verdict: Verdict) -> None:

@@ -156,7 +156,7 @@ def test_a_call_that_is_refused_leaves_the_engines_as_they_were(pair, mode):
 
 
 def test_what_an_engine_cannot_reserve_fails_alone(pair, monkeypatch):
-    prefixes = pair._services.pools.target._engine._state.ledger.prefixes
+    prefixes = pair._services.pools.target.engine._state.ledger.prefixes
     with monkeypatch.context() as broken:
         broken.setattr(prefixes, "take", None)
         with pytest.raises(TypeError):
@@ -240,7 +240,7 @@ def test_a_pair_is_closed_with_streams_open(drafter, caplog):
 def test_a_stream_has_one_reader_at_a_time_and_anyone_may_close_it(pair, monkeypatch):
     stream = pair.stream("What is it?", documents=[FACTS], mode="plain", max_tokens=40)
     assert next(stream)
-    runner = pair._services.pools.target._engine._compute.runner
+    runner = pair._services.pools.target.engine._compute.runner
     run, is_waiting, goes_on = runner.run, threading.Event(), threading.Event()
 
     def waits(feeds):
@@ -282,7 +282,7 @@ def test_a_reader_that_pauses_for_long_reads_the_same_answer(pair, monkeypatch):
     asked = {"documents": [FACTS], "mode": "fused", "seed": 3, "max_tokens": 20}
     whole = pair.answer("What is the banner of Tezawe?", **asked)
     pools = pair._services.pools
-    engines = [pools.target._engine, pools.drafter._engine]
+    engines = [pools.target.engine, pools.drafter.engine]
     now = [0.0]
     for engine in engines:
         monkeypatch.setattr(engine._state.ledger, "clock", lambda: now[0])
@@ -299,7 +299,7 @@ def test_a_reader_that_pauses_for_long_reads_the_same_answer(pair, monkeypatch):
 def test_a_step_that_fails_costs_no_token(pair, monkeypatch, caplog):
     asked = {"documents": [FACTS], "mode": "fused", "seed": 3, "max_tokens": 20}
     whole = pair.answer("What is the banner of Tezawe?", **asked)
-    runner = pair._services.pools.target._engine._compute.runner
+    runner = pair._services.pools.target.engine._compute.runner
     run, num_runs = runner.run, itertools.count(1)
 
     def fails_once(feeds):
@@ -324,7 +324,7 @@ def test_why_a_drafter_was_lost_is_in_the_log_under_the_requests_id(
     pair, monkeypatch, caplog, drafts, told, mode
 ):
     """It fails at the first forward that reads, or at the first that drafts."""
-    runner = pair._services.pools.drafter._engine._compute.runner
+    runner = pair._services.pools.drafter.engine._compute.runner
     run, failed = runner.run, []
 
     def fails_once(feeds):

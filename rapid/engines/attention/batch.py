@@ -16,65 +16,42 @@ from rapid.engines.kv.rings import Ring
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The next rows of one sequence.
+    """The next rows of one sequence."""
 
-    Attributes:
-        token_ids: input token of each row.
-        position: position of the first row, counted from the start of the prompt.
-        table: pages that hold the sequence's keys and values.
-        num_wanted: number of last rows that need logits; 0 for a prefill chunk.
-        unseen: earlier positions [a, b) that the rows do not attend to.
-        ring: slots of the sequence in layers that have rings; None where all have pages.
-        scratch: slot for the rows' keys and values, where their pages hold them already and only
-            those of the ring are missing.
-    """
-
-    token_ids: Sequence[int]
-    position: int
-    table: PageTable
-    num_wanted: int
-    unseen: tuple[int, int] = (0, 0)
+    token_ids: Sequence[int]  # input token of each row
+    position: int  # position of the first row, counted from the start of the prompt
+    table: PageTable  # pages that hold the sequence's keys and values
+    num_wanted: int  # number of last rows that need logits; 0 for a prefill chunk
+    unseen: tuple[int, int] = (0, 0)  # earlier positions [a, b) that the rows do not attend to
+    # Slots of the sequence in layers that have rings; None where all have pages.
     ring: Ring | None = None
+    # Slot for the rows' keys and values, where their pages hold them already and only those of the
+    # ring are missing.
     scratch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Inputs of one forward.
+    """Inputs of one forward."""
 
-    Attributes:
-        input_ids: token ids, [1, rows].
-        position_ids: positions, [1, rows].
-        wanted: indices of the rows whose logits are computed, [num_wanted].
-        rows: the same rows with the cache slots that attention reads and writes.
-    """
-
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    wanted: torch.Tensor
-    rows: RaggedRows
+    input_ids: torch.Tensor  # token ids, [1, rows]
+    position_ids: torch.Tensor  # positions, [1, rows]
+    wanted: torch.Tensor  # indices of the rows whose logits are computed, [num_wanted]
+    rows: RaggedRows  # the same rows with the cache slots that attention reads and writes
 
 
 @dataclass(frozen=True, slots=True)
 class RowLists:
-    """The rows of one forward on the host, before they are tensors.
+    """The rows of one forward on the host, before they are tensors."""
 
-    Attributes:
-        input_ids: token id of each row.
-        positions: position of each row.
-        slots: slot of the cache that each row's key and value go to.
-        wanted: indices of the rows whose logits are computed.
-        segments: one per sequence, together covering all rows.
-        ring_slots: as `slots`, in layers that have rings; empty where all have pages.
-        ring_segments: as `segments`, in layers that have rings.
-    """
-
-    input_ids: list[int]
-    positions: list[int]
-    slots: list[int]
-    wanted: list[int]
-    segments: list[Segment]
+    input_ids: list[int]  # token id of each row
+    positions: list[int]  # position of each row
+    slots: list[int]  # slot of the cache that each row's key and value go to
+    wanted: list[int]  # indices of the rows whose logits are computed
+    segments: list[Segment]  # one per sequence, together covering all rows
+    # As `slots`, in layers that have rings; empty where all have pages.
     ring_slots: list[int] = field(default_factory=list)
+    # As `segments`, in layers that have rings.
     ring_segments: list[Segment] = field(default_factory=list)
 
     def pack(self) -> torch.Tensor:

@@ -15,8 +15,7 @@ import torch
 from rapid.engines.attention.batch import Feed, assemble
 from rapid.engines.attention.kernel_inputs import Attend, AttentionInputs
 from rapid.engines.attention.ragged import attend_by_runs, plain_partial
-from rapid.engines.attention.segments import MAX_STEP_ROWS, Partial
-from rapid.engines.attention.shared_prefixes import num_keys
+from rapid.engines.attention.segments import MAX_STEP_ROWS, Partial, num_keys
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
 
 TILES = (16, 32, 64, 128)  # rows of a tile of queries, counted for every head of a KV group
@@ -25,14 +24,11 @@ SHARPNESS = 3.0  # scale of the checks' queries: a few keys carry each output, s
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One attention call over the longest layer of a cache.
-
-    Attributes:
-        expected: output in float32, [1, rows, heads, head_dim]; None in cases that are only timed.
-    """
+    """One attention call over the longest layer of a cache."""
 
     name: str
     inputs: AttentionInputs
+    # Output in float32, [1, rows, heads, head_dim]; None in cases that are only timed.
     expected: torch.Tensor | None = None
 
     def run(self, attend: Attend) -> torch.Tensor:
@@ -50,26 +46,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CaseRows:
-    """The new rows of one sequence.
+    """The new rows of one sequence."""
 
-    Attributes:
-        past: number of positions before the rows.
-        num_rows: number of new rows.
-        unseen: past positions [a, b) that the rows do not attend to.
-        shared: first positions, of whole pages, that lie in the slots of the first sequence.
-    """
-
-    past: int
-    num_rows: int
-    unseen: tuple[int, int] = (0, 0)
-    shared: int = 0
+    past: int  # number of positions before the rows
+    num_rows: int  # number of new rows
+    unseen: tuple[int, int] = (0, 0)  # past positions [a, b) that the rows do not attend to
+    shared: int = 0  # first positions, of whole pages, that lie in the slots of the first sequence
 
 
 def step_checks(layout: KVLayout, num_heads: int, page_tokens: int) -> list[Case]:
-    """Return step batches of 2 to 5 sequences with 1 to 16 rows each.
-
-    Lengths are odd, and in some batches one sequence is far longer than the others.
-    """
+    """Return step batches of 2 to 5 sequences with 1 to 16 rows each, at odd lengths."""
     shapes = {
         "decode": [CaseRows(5000, 1), CaseRows(37, 1), CaseRows(700, 1), CaseRows(0, 1)],
         "verify of unequal blocks": [
@@ -101,10 +87,7 @@ def chunk_checks(layout: KVLayout, num_heads: int, page_tokens: int) -> list[Cas
 def checks(
     shapes: dict[str, list[CaseRows]], layout: KVLayout, num_heads: int, page_tokens: int
 ) -> list[Case]:
-    """Return cases with their float32 outputs, in a small cache of one layer.
-
-    Slots that belong to no sequence hold NaN, so that a kernel that reads them returns NaN.
-    """
+    """Return cases with their float32 outputs, in a small cache of one layer."""
     tables: dict[str, list[PageTable]] = {}
     start = 1
     for name, batch in shapes.items():
@@ -119,7 +102,7 @@ def checks(
     layout = replace(layout, devices=layout.devices[:1], sliding=())
     cache = KVCache(layout, start, page_tokens)
     for tensor in cache.layers[0]:
-        tensor.fill_(math.nan)
+        tensor.fill_(math.nan)  # a kernel that reads slots of no sequence returns NaN
     cases = [
         make_case(name, cache, batch, tables[name], num_heads, SHARPNESS)
         for name, batch in shapes.items()
@@ -232,10 +215,7 @@ def make_case(
     num_heads: int,
     sharpness: float = 1.0,
 ) -> Case:
-    """Return a case with random queries, keys and values; the cache is not written.
-
-    The queries are scaled by `sharpness`.
-    """
+    """Return a case with random keys, values and queries, these scaled; no cache is written."""
     keys, values = cache.longest
     num_kv_heads, _, head_dim = keys.shape
     feeds = [
@@ -255,10 +235,7 @@ def make_case(
 
 
 def scatter_pages(num_tokens: int, page_tokens: int, start: int) -> PageTable:
-    """Return a table of runs of 3, 1, 4, 1, 5, 9, ... pages from page `start` on.
-
-    One page of other sequences lies between two runs, and the last run comes first.
-    """
+    """Return a table of runs of 3, 1, 4, 1, 5, ... pages from page `start` on, the last first."""
     runs: list[Run] = []
     missing, lengths = -(-num_tokens // page_tokens), [3, 1, 4, 1, 5, 9, 2, 6]
     while missing > 0:

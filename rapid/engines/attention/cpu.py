@@ -1,8 +1,7 @@
 """Partial attention on a CPU: torch's fused flash kernel, called in the fastest of three forms.
 
-The forms pass different dimensions as heads and as the batch: `attend_packed` takes all rows of a
-KV head at once, `row_by_row` is for one or two rows, and `split` divides the keys where there are
-fewer KV heads than threads. `benchmarks/engine/cpu_attention.py` measures them and `form_for`.
+The forms pass different dimensions as heads and as the batch;
+`benchmarks/engine/cpu_attention.py` measures them and `form_for`.
 """
 
 from __future__ import annotations
@@ -29,18 +28,14 @@ def partial(
 ) -> Partial:
     """Compute `rapid.engines.attention.ragged.partial` in the fastest form for the shapes."""
     if is_causal:
-        return _flash(query, key, value, scale, is_causal=True)
+        return attend_packed(query, key, value, scale, is_causal=True)
     return form_for(query, key)(query, key, value, scale)
 
 
 def attend_single_rows(inputs: AttentionInputs, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
     """Compute attention for sequences with one row and one run of keys, as in plain decoding.
 
-    Args:
-        spans: slots [start, stop) that each row attends to.
-
-    Returns:
-        [1, rows, heads, head_dim].
+    Of the slots [start, stop) that each row attends to, return [1, rows, heads, head_dim].
     """
     query, keys, values = inputs.query, inputs.keys[None], inputs.values[None]
     _, heads, rows, head_dim = query.shape
@@ -70,10 +65,17 @@ def form_for(query: torch.Tensor, key: torch.Tensor) -> Form:
 
 
 def attend_packed(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    is_causal: bool = False,
 ) -> Partial:
     """Compute attention in one call, on the tensors as they are."""
-    return _flash(query, key, value, scale)
+    output, lse = torch._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, is_causal, scale=scale
+    )
+    return output, lse
 
 
 def row_by_row(
@@ -81,7 +83,7 @@ def row_by_row(
 ) -> Partial:
     """Compute attention with rows as heads and KV heads as batch; query is [1, h, rows, d]."""
     rows = query.shape[2]
-    output, lse = _flash(
+    output, lse = attend_packed(
         query[0, :, :, None],
         key[0, :, None].expand(-1, rows, -1, -1),
         value[0, :, None].expand(-1, rows, -1, -1),
@@ -91,19 +93,16 @@ def row_by_row(
 
 
 def split(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> Partial:
-    """Compute attention over equal parts of the keys and merge them; query is [1, h, rows, d].
-
-    The number of parts gives every thread the same amount of work.
-    """
-    threads = torch.get_num_threads()
+    """Compute attention over equal parts of the keys and merge; query is [1, h, rows, d]."""
+    threads = torch.get_num_threads()  # of which each gets as much work
     num_parts = threads // math.gcd(threads, query.shape[1])
     length = key.shape[2] // num_parts
     whole = num_parts * length
-    output, lse = _flash(
+    output, lse = attend_packed(
         query.expand(num_parts, -1, -1, -1), _parts(key, length), _parts(value, length), scale
     )
     if whole < key.shape[2]:
-        rest = _flash(query, key[:, :, whole:], value[:, :, whole:], scale)
+        rest = attend_packed(query, key[:, :, whole:], value[:, :, whole:], scale)
         output, lse = torch.cat([output, rest[0]]), torch.cat([lse, rest[1]])
     total = lse.logsumexp(0, keepdim=True)
     return (output * (lse - total).exp()[..., None]).sum(0, keepdim=True), total
@@ -114,16 +113,3 @@ def _parts(tensor: torch.Tensor, length: int) -> torch.Tensor:
     heads, num_parts = tensor.shape[1], tensor.shape[2] // length
     whole = tensor[0, :, : num_parts * length]
     return whole.view(heads, num_parts, length, -1).transpose(0, 1)
-
-
-def _flash(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    is_causal: bool = False,
-) -> Partial:
-    output, lse = torch._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, is_causal, scale=scale
-    )
-    return output, lse

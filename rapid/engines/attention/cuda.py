@@ -59,7 +59,6 @@ def choose_kernels(
 
     Args:
         cache: KV cache of which one layer is used for timing; the content of that layer is lost.
-        num_heads: number of query heads.
         max_context: tokens of the longest sequence.
         step_tokens: rows of a prefill chunk.
         candidates: kernels to choose from; None takes `all_candidates`.
@@ -111,10 +110,7 @@ def choose_kernels(
 
 
 def all_candidates(page_tokens: int) -> list[KernelCandidate]:
-    """Return every attention kernel for CUDA.
-
-    The unfused one is among them so that at least one is always available.
-    """
+    """Return every attention kernel for CUDA; the unfused one is always available."""
     by_runs: dict[str, PartialKernel] = {
         "runs, flash": flash_partial,
         "runs, memory-efficient": efficient_partial,
@@ -145,14 +141,11 @@ def flash_partial(
 def efficient_partial(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
 ) -> Partial:
-    """Attend with torch's memory-efficient kernel, which also takes float32.
-
-    Its log-sum-exp is padded to 32 rows; the padding is cut off.
-    """
+    """Attend with torch's memory-efficient kernel, which also takes float32."""
     output, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, None, True, 0.0, is_causal, scale=scale
     )
-    return output, lse[..., : query.shape[2]]
+    return output, lse[..., : query.shape[2]]  # without the padding to 32 rows
 
 
 def float32_partial(
@@ -166,15 +159,12 @@ def float32_partial(
 def flash_3_partial(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
 ) -> Partial:
-    """Attend with flash-attention 3 by the function that torch registers for it.
-
-    Torch's own switch (`activate_flash_attention_impl`) puts it in the place of flash-attention 2
-    for the whole process, where the two could not be compared. Heads that share their keys by a
-    zero stride are passed once, because the kernel groups heads itself.
-    """
+    """Attend with flash-attention 3 by the function that torch registers for it."""
+    # Torch's own switch (`activate_flash_attention_impl`) puts it in the place of flash-attention 2
+    # for the whole process, where the two could not be compared.
     from torch.nn.attention import _fa3
 
-    if key.stride(1) == 0:
+    if key.stride(1) == 0:  # the kernel itself groups heads that share their keys
         key, value = key[:, :1], value[:, :1]
     forward = _fa3._fa3_scaled_dot_product_flash_attention_forward_impl_default
     output, lse, *_ = forward(query, key, value, 0.0, is_causal, False, scale=scale)
@@ -215,8 +205,6 @@ def attend_by_pages(
 ) -> torch.Tensor:
     """Attend (see `Attend`) with a ``flash_attn_with_kvcache``.
 
-    Where the spans of a sequence are not whole pages, `attend_by_runs` computes instead.
-
     Args:
         kernel: function of a query [sequences, rows, heads, head_dim] and of keys and values
             [pages, page, kv_heads, head_dim].
@@ -226,7 +214,7 @@ def attend_by_pages(
     if keys.dtype == FP8:
         raise ConfigurationError("it does not read fp8 with queries of another dtype")
     pages = rows.once(("pages", keys.device), lambda: _pages(rows.segments, page, keys.device))
-    if pages is None:
+    if pages is None:  # spans of a sequence are not whole pages
         return attend_by_runs(inputs, kernel=flash_partial)
     table, lengths, padded, back = pages
     shape = (keys.shape[0], -1, page, keys.shape[2])
@@ -248,9 +236,8 @@ def _pages(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """Return the inputs of a paged kernel; None where spans are not whole pages.
 
-    Returns:
-        The table of pages [sequences, pages], the number of keys of each sequence, the row indices
-        padded on the left to a rectangle [sequences, rows], and the indices that undo the padding.
+    They are the table of pages [sequences, pages], the number of keys of each sequence, the rows
+    padded on the left to a rectangle [sequences, rows], and the indices that undo the padding.
     """
     tables = []
     for segment in segments:

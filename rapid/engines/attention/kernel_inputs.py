@@ -42,37 +42,27 @@ class Attend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The attention kernels of an engine.
+    """The attention kernels of an engine."""
 
-    Attributes:
-        steps: kernel for sequences of at most `MAX_STEP_ROWS` rows.
-        chunks: kernel for sequences with more rows.
-        captured: kernel for steps inside a captured graph, which may read nothing from the host;
-            None where there is none.
-    """
-
-    steps: Attend
-    chunks: Attend
+    steps: Attend  # kernel for sequences of at most `MAX_STEP_ROWS` rows
+    chunks: Attend  # kernel for sequences with more rows
+    # Kernel for steps inside a captured graph, which may read nothing from the host; None where
+    # there is none.
     captured: Attend | None = None
 
 
 @dataclass(slots=True)
 class RaggedRows:
-    """Rows of the sequences in a batch, with the cache slots that they read and write.
-
-    Attributes:
-        segments: one per sequence, together covering all rows.
-        slots: slot of the cache that each row's key and value go to, int64 [rows].
-        kernels: attention kernels; None computes each run of keys with `partial`.
-        rings: the same rows over the slots of the layers that have rings; None without such layers.
-        memo: values computed once per batch and shared by its layers (see `once`).
-    """
+    """Rows of the sequences in a batch, with the cache slots that they read and write."""
 
     cache: KVCache
-    segments: list[Segment]
-    slots: torch.Tensor
+    segments: list[Segment]  # one per sequence, together covering all rows
+    slots: torch.Tensor  # slot of the cache that each row's key and value go to, int64 [rows]
+    # Attention kernels; None computes each run of keys with `partial`.
     kernels: Kernels | None = None
+    # The same rows over the slots of the layers that have rings; None without such layers.
     rings: RaggedRows | None = None
+    # Values computed once per batch and shared by its layers (see `once`).
     memo: dict[Hashable, object] = field(default_factory=dict)
 
     def of_layer(self, layer: int) -> RaggedRows:
@@ -107,16 +97,15 @@ class RaggedRows:
 
     def within(self, window: int) -> RaggedRows:
         """Return the same rows, each with the last `window` keys up to itself."""
-        return self.once(("within", window), lambda: self._within(window))
-
-    def _within(self, window: int) -> RaggedRows:
-        return RaggedRows(self.cache, within(self.segments, window), self.slots, self.kernels)
+        return self.once(
+            ("within", window),
+            lambda: RaggedRows(self.cache, within(self.segments, window), self.slots, self.kernels),
+        )
 
     def stretches(self) -> list[tuple[slice, RaggedRows]]:
         """Split the batch into neighbouring sequences that are all steps or all prefill chunks.
 
-        Returns:
-            For each part, its rows in this batch and a `RaggedRows` of its own.
+        Return for each part its rows in this batch and a `RaggedRows` of its own.
         """
         if len({segment.is_step for segment in self.segments}) == 1:
             return [(slice(None), self)]
@@ -138,25 +127,16 @@ class RaggedRows:
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """Inputs of one layer's attention: the rows of a batch and the KV of all slots.
+    """Inputs of one layer's attention: the rows of a batch and the KV of all slots."""
 
-    Attributes:
-        query: queries of the rows, [1, heads, rows, head_dim].
-        key: keys of the rows, which `keys` holds as well, [1, kv_heads, rows, head_dim].
-        value: values of the rows, shaped as `key`.
-        keys: keys of all slots, [kv_heads, slots, head_dim].
-        values: values of all slots, shaped as `keys`.
-        rows: the sequences of the rows and the slots that each attends to.
-        window: number of last keys, up to itself, that each row attends to; None for all.
-    """
-
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    rows: RaggedRows
+    query: torch.Tensor  # queries of the rows, [1, heads, rows, head_dim]
+    key: torch.Tensor  # keys of the rows, which `keys` holds as well, [1, kv_heads, rows, head_dim]
+    value: torch.Tensor  # values of the rows, shaped as `key`
+    keys: torch.Tensor  # keys of all slots, [kv_heads, slots, head_dim]
+    values: torch.Tensor  # values of all slots, shaped as `keys`
+    rows: RaggedRows  # the sequences of the rows and the slots that each attends to
     scale: float
+    # Number of last keys, up to itself, that each row attends to; None for all.
     window: int | None = None
 
     def read(self, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -189,15 +169,12 @@ class AttentionInputs:
         if len(stretches) == 1:
             return [self]
         return [
-            AttentionInputs(
-                self.query[:, :, own],
-                self.key[:, :, own],
-                self.value[:, :, own],
-                self.keys,
-                self.values,
-                rows,
-                self.scale,
-                self.window,
+            replace(
+                self,
+                query=self.query[:, :, own],
+                key=self.key[:, :, own],
+                value=self.value[:, :, own],
+                rows=rows,
             )
             for own, rows in stretches
         ]

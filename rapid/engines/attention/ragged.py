@@ -1,8 +1,7 @@
 """Ragged attention over page runs: many sequences of any length in one forward, no padding.
 
-Every layer calls `attend_ragged` (registered with transformers as ``rapid_ragged``). It packs the
-rows of a KV group, so that keys are read once, and merges the parts by their log-sum-exp.
-`plain_partial` specifies all kernels.
+The rows of a KV group are packed, so that keys are read once, and the parts are merged by their
+log-sum-exp. `plain_partial` specifies all kernels.
 """
 
 from __future__ import annotations
@@ -35,23 +34,17 @@ def attend_ragged(
     sliding_window: int | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Store the new keys and values of a ragged batch and attend for all its rows.
+    """Store the keys and values of ragged rows and attend for them, [1, rows, heads, head_dim].
 
     The signature is that of transformers' attention functions.
 
     Args:
         module: attention layer; its `layer_idx` selects the layer of the cache.
         query: [1, heads, rows, head_dim].
-        key: [1, kv_heads, rows, head_dim].
-        value: [1, kv_heads, rows, head_dim].
+        key: [1, kv_heads, rows, head_dim], and `value` likewise.
         attention_mask: always None; the segments of `ragged` define what each row attends to.
         scaling: factor of the scores; None takes ``head_dim ** -0.5``.
-        dropout: ignored; inference has none.
-        ragged: rows of the batch.
         sliding_window: number of last keys, up to itself, that each row attends to; None for all.
-
-    Returns:
-        [1, rows, heads, head_dim].
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     keys, values = ragged.cache.layers[layer]
@@ -76,8 +69,7 @@ def attend_ragged(
 def attend_by_runs(inputs: AttentionInputs, kernel: PartialKernel | None = None) -> torch.Tensor:
     """Compute `Attend` by sequence and by run of keys, reading each shared prefix once.
 
-    Args:
-        kernel: replaces `partial`; with it, shared prefixes are read by each sequence on its own.
+    With a `kernel` in place of `partial`, each sequence reads shared prefixes on its own.
     """
     inputs = inputs.within_window()
     outputs: dict[int, torch.Tensor] = {}
@@ -91,17 +83,12 @@ def attend_by_runs(inputs: AttentionInputs, kernel: PartialKernel | None = None)
 
 
 def _attend_together(inputs: AttentionInputs, prefix: SharedPrefix) -> dict[int, torch.Tensor]:
-    """Compute attention for the sequences that share a prefix.
-
-    Their rows are packed as if they were one sequence, so that the prefix is read once.
-
-    Returns:
-        The output of each sequence, [1, rows, heads, d], by the sequence's index.
-    """
+    """Return the outputs [1, rows, heads, d], by index, of the sequences that share a prefix."""
     query = inputs.query
     num_kv_heads, _, head_dim = inputs.keys.shape
     num_heads = query.shape[1]
     by_head = (num_kv_heads, num_heads // num_kv_heads, -1)
+    # Their rows are packed as if they were one sequence, so that the prefix is read once.
     rests = prefix.rests.values()
     rows = torch.cat([query[:, :, rest.start : rest.stop] for rest in rests], dim=2)
     packed = rows.reshape(1, num_kv_heads, -1, head_dim)
@@ -165,14 +152,12 @@ def attend_to_self(
     scale: float,
     kernel: PartialKernel,
 ) -> Partial:
-    """Attend causally among the new rows and return the result in the packed shape.
-
-    The heads of a group become the kernel's heads and the KV heads its batch: keys are expanded by
-    a zero stride, and the mask is [rows, rows], however many heads share it.
-    """
+    """Attend causally among the new rows and return the result in the packed shape."""
     _, num_heads, num_rows, head_dim = query.shape
     num_kv_heads = key.shape[1]
     group = num_heads // num_kv_heads
+    # A group's heads become the kernel's heads and the KV heads its batch: keys are expanded by
+    # a zero stride, and the mask is [rows, rows], however many heads share it.
     shape = (num_kv_heads, group, num_rows, head_dim)
     grouped = query[0].reshape(shape)
     output, lse = kernel(
@@ -191,15 +176,14 @@ def attend_to_self(
 def partial(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
 ) -> Partial:
-    """Compute softmax attention over some of the keys, with its log-sum-exp for `merge`.
+    """Compute softmax attention [b, h, rows, d] over some of the keys, for `merge`.
+
+    With it, return the log-sum-exp of the scores [b, h, rows].
 
     Args:
         query: [b, h, rows, d].
         key: [b, h, keys, d], in any strides with d contiguous.
         is_causal: whether row i attends to keys [0, i] only; needs as many keys as rows.
-
-    Returns:
-        Output [b, h, rows, d] and log-sum-exp of the scores [b, h, rows].
     """
     if query.device.type == "cpu":
         return cpu_attention.partial(query, key, value, scale, is_causal=is_causal)

@@ -1,7 +1,6 @@
 """Prefixes that several sequences of a batch share, so that attention reads them once.
 
-The rows of all these sequences are one product, merged with the rest by log-sum-exp (Juravsky et
-al., "Hydragen", arXiv 2402.05099).
+Their rows are one product (Juravsky et al., "Hydragen", arXiv 2402.05099).
 """
 
 from __future__ import annotations
@@ -9,26 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rapid.engines.attention.segments import Segment
+from rapid.engines.attention.segments import Segment, Spans, between, num_keys
 
 MIN_SHARED_KEYS = 1024  # fewer are read faster by each sequence on its own
-
-Spans = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """A prefix that several sequences share.
+    """A prefix that several sequences share."""
 
-    Attributes:
-        spans: slots [start, stop) of the prefix, in order.
-        rests: segments of the sequences without the prefix, by their index in the batch.
-    """
-
-    spans: Spans
+    spans: Spans  # slots [start, stop) of the prefix, in order
+    # Segments of the sequences without the prefix, by their index in the batch.
     rests: dict[int, Segment]
 
 
@@ -36,8 +27,7 @@ def find_shared_prefixes(segments: Sequence[Segment]) -> list[SharedPrefix]:
     """Return the longest prefixes that at least two decoding or verifying sequences share.
 
     A sequence belongs to one prefix at most: sequences that share a document are grouped by it, not
-    by the opening of the prompt that other sequences have as well. Lengths are compared at powers
-    of two only.
+    by the opening of the prompt that other sequences have as well.
     """
     alike: dict[int, list[int]] = {}
     for index, segment in enumerate(segments):
@@ -55,7 +45,7 @@ def find_shared_prefixes(segments: Sequence[Segment]) -> list[SharedPrefix]:
 def _by_longest(segments: Sequence[Segment], indices: list[int]) -> Iterator[list[int]]:
     """Yield groups of sequences with the same slot at a position, the farthest position first."""
     left = {index: num_keys(segments[index].past) for index in indices}
-    position = MIN_SHARED_KEYS
+    position = MIN_SHARED_KEYS  # lengths are compared at powers of two only
     while len(left) > 1 and 2 * position <= max(left.values()):
         position *= 2
     while len(left) > 1 and position >= MIN_SHARED_KEYS:
@@ -69,11 +59,6 @@ def _by_longest(segments: Sequence[Segment], indices: list[int]) -> Iterator[lis
                 for index in members:
                     del left[index]
         position //= 2
-
-
-def num_keys(spans: Spans) -> int:
-    """Return the number of slots of spans."""
-    return sum(stop - start for start, stop in spans)
 
 
 def _slot(spans: Spans, position: int) -> int:
@@ -98,16 +83,5 @@ def _common(some: Spans, others: Spans) -> Spans:
 
 def _rest(segment: Segment, shared: int) -> Segment:
     """Return a segment without its first `shared` keys."""
-    past, all_spans = without(segment.past, shared), without(segment.all_spans, shared)
+    past, all_spans = between(segment.past, shared), between(segment.all_spans, shared)
     return replace(segment, past=past, all_spans=all_spans)
-
-
-def without(spans: Spans, skipped: int) -> Spans:
-    """Return spans without their first `skipped` slots."""
-    left, kept = skipped, []
-    for start, stop in spans:
-        first = min(start + left, stop)
-        left -= first - start
-        if first < stop:
-            kept.append((first, stop))
-    return kept

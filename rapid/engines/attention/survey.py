@@ -1,7 +1,6 @@
 """The survey of attention kernels: checked against float32, then timed, and the fastest taken.
 
-Fast kernels have been silently wrong at batch 2 or on some lengths (pytorch issue 194167). So a
-wrong kernel is refused with a warning, and one that is missing or fails is left out.
+Fast kernels have been silently wrong at batch 2 or on some lengths (pytorch issue 194167).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 
 from rapid.engines.attention.cases import Case
 from rapid.engines.attention.kernel_inputs import Attend
-from rapid.errors import ConfigurationError
+from rapid.errors import ConfigurationError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -38,36 +37,25 @@ class Tunable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KernelCandidate:
-    """An attention kernel that an engine may choose.
-
-    Attributes:
-        load: function that returns the kernel; it raises where the kernel is not available.
-        is_for_chunks: whether it also takes sequences of more than `MAX_STEP_ROWS` rows.
-        is_capturable: whether it reads nothing from the host, so that a graph can capture it.
-    """
+    """An attention kernel that an engine may choose."""
 
     name: str
+    # Function that returns the kernel; it raises where the kernel is not available.
     load: Callable[[], Attend]
-    is_for_chunks: bool = True
+    is_for_chunks: bool = True  # whether it also takes sequences of more than `MAX_STEP_ROWS` rows
+    # Whether it reads nothing from the host, so that a graph can capture it.
     is_capturable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of the survey for one candidate.
-
-    Attributes:
-        attend: the loaded kernel; None when it may not be chosen.
-        error: largest difference to float32 over the cases; NaN when it did not run.
-        problem: reason why it may not be chosen, else empty.
-        ms: milliseconds of all timed cases together; NaN when it was not timed.
-    """
+    """The result of the survey for one candidate."""
 
     candidate: KernelCandidate
-    attend: Attend | None
-    error: float
-    problem: str
-    ms: float
+    attend: Attend | None  # the loaded kernel; None when it may not be chosen
+    error: float  # largest difference to float32 over the cases; NaN when it did not run
+    problem: str  # reason why it may not be chosen, else empty
+    ms: float  # milliseconds of all timed cases together; NaN when it was not timed
 
     def __str__(self) -> str:
         return f"{self.candidate.name} " + (
@@ -85,8 +73,7 @@ def survey(
 ) -> list[Finding]:
     """Check every candidate on all cases, and time those that are correct.
 
-    One of several forms first chooses among them on the cases `tuned`, so that the chosen ones are
-    those that are checked.
+    A kernel of several forms first chooses among them on the cases `tuned`.
     """
     found = []
     for candidate in candidates:
@@ -131,15 +118,11 @@ def _check(
 
 def _summarize(cause: Exception) -> str:
     """Return the first sentence of an error, since torch's may run to pages."""
-    return (str(cause).strip().splitlines() or [type(cause).__name__])[0].split(". ")[0][:160]
+    return first_line(cause).split(". ")[0][:160]
 
 
 def fastest(found: Sequence[Finding]) -> Finding:
-    """Return the finding of the fastest correct candidate.
-
-    Raises:
-        ConfigurationError: no candidate is correct.
-    """
+    """Return the finding of the fastest correct candidate, or raise ConfigurationError."""
     right = [finding for finding in found if finding.attend is not None]
     if not right:
         raise ConfigurationError(

@@ -1,9 +1,8 @@
 """Attention of a whole batch of steps over scattered runs of keys, for CUDA, in Triton.
 
 All rows that read the same keys form one tile. The keys are divided among programs as in
-Flash-Decoding (Dao et al., 2023), by the table of `rapid.engines.attention.work_items`, and a last
-launch merges the parts. Lengths and slots are read from the table and never from the host, so a
-captured graph can be replayed with new ones. ``TRITON_INTERPRET=1`` runs the code on a CPU.
+Flash-Decoding (Dao et al., 2023). Lengths and slots are read from a table, so a captured graph can
+be replayed with new ones. ``TRITON_INTERPRET=1`` runs the code on a CPU.
 """
 
 from __future__ import annotations
@@ -51,19 +50,13 @@ class BlockAttention:
     launches: dict[tuple[torch.dtype, int], Launch] = field(default_factory=dict)
 
     def __call__(self, inputs: AttentionInputs) -> torch.Tensor:
-        """Compute attention for a batch of steps, as `Attend` defines it.
-
-        The table is built on the first call for a batch and kept on the device in `rows.memo`.
-        """
+        """Compute attention for a batch of steps, as `Attend` defines it."""
         rows, device = inputs.rows, inputs.keys.device
         table, sizes = rows.once("key tables", KeyTables).of(rows, device, inputs.window)
         return attend_to_table(inputs, table, sizes, self.launches)
 
     def tune(self, cases: Sequence[Case], measure: Measure) -> None:
-        """Time all launches on cases of one sequence each, and keep the fastest for their tiles.
-
-        A launch that does not fit the device is left out.
-        """
+        """Time all launches on cases of one sequence each, and keep the fastest for their tiles."""
         for case in cases:
             _, num_heads, num_rows, _ = case.inputs.query.shape
             dtype = case.inputs.query.dtype
@@ -82,9 +75,6 @@ class BlockAttention:
                 logger.info("tiles of %d rows: %s", packed, found)
 
 
-attend_by_blocks = BlockAttention()
-
-
 def attend_to_table(
     inputs: AttentionInputs,
     table: torch.Tensor,
@@ -94,13 +84,9 @@ def attend_to_table(
     """Compute attention of each sequence's rows, its last positions, to its keys up to their own.
 
     Args:
-        inputs: see `AttentionInputs`; `query` is contiguous in its head_dim, `keys` and `values`
-            are in all dimensions.
-        table: from `work_table`, on the device.
+        inputs: `query` is contiguous in its head_dim, `keys` and `values` in all dimensions.
+        table: from `work_table`, on the device; rows of no sequence get zeros.
         launches: launches by dtype and size of tile, where others than the first were found faster.
-
-    Returns:
-        [1, rows, heads, head_dim]; zeros for rows of no sequence.
     """
     query, keys, values = inputs.query, inputs.keys, inputs.values
     _, num_heads, num_rows, head_dim = query.shape

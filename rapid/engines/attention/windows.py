@@ -1,7 +1,7 @@
 """Sliding windows: layers in which a row attends to the last `window` keys up to itself.
 
-A sequence is cut into pieces of rows, and the keys of each piece into three parts: the edge, which
-only its first rows see and which needs a mask; the past that all rows see; and the rows themselves.
+The keys of a piece of rows are three parts: the edge, which only its first rows see and which needs
+a mask; the past that all see; and the rows themselves.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from rapid.engines.attention.segments import Partial, Segment
+from rapid.engines.attention.segments import Partial, Segment, between, num_keys
 
 MAX_PIECE_ROWS = 128  # rows of a prefill chunk that are one piece: longer ones have longer edges
-
-Spans = list[tuple[int, int]]
 
 
 def within(segments: Sequence[Segment], window: int) -> list[Segment]:
@@ -24,7 +22,7 @@ def within(segments: Sequence[Segment], window: int) -> list[Segment]:
 
 def _pieces(segment: Segment, window: int) -> Iterator[Segment]:
     num_rows = segment.stop - segment.start
-    num_past = _length(segment.past)
+    num_past = num_keys(segment.past)
     if num_past + num_rows <= window:
         yield segment
         return
@@ -34,13 +32,13 @@ def _pieces(segment: Segment, window: int) -> Iterator[Segment]:
         stop = num_past + first + rows
         left_by_first = max(0, num_past + first + 1 - window)
         left_by_last = max(0, stop - window)
-        past = _between(segment.all_spans, left_by_last, num_past + first)
+        past = between(segment.all_spans, left_by_last, num_past + first)
         yield Segment(
             segment.start + first,
             segment.start + first + rows,
             past,
-            past + _between(segment.all_spans, num_past + first, stop),
-            _between(segment.all_spans, left_by_first, left_by_last),
+            past + between(segment.all_spans, num_past + first, stop),
+            between(segment.all_spans, left_by_first, left_by_last),
         )
 
 
@@ -64,18 +62,3 @@ def edge_partial(
     least = torch.finfo(lse.dtype).min
     weights = (scores - lse.clamp_min(least)[..., None]).exp().to(value.dtype)
     return torch.matmul(weights, value), lse
-
-
-def _length(spans: Spans) -> int:
-    return sum(stop - start for start, stop in spans)
-
-
-def _between(spans: Spans, first: int, stop: int) -> Spans:
-    """Return the slots of the keys [first, stop) of `spans`, counted from 0."""
-    found, position = [], 0
-    for a, b in spans:
-        start, end = max(a, a + first - position), min(b, a + stop - position)
-        if start < end:
-            found.append((start, end))
-        position += b - a
-    return found

@@ -1,8 +1,8 @@
 """The work table of the Triton kernel: which rows read which keys, in shares of equal size.
 
 Every key is read once for all rows that attend to it (a *reading*); its blocks of keys are divided
-into *items*, one for each program. The table is one int32 tensor whose sections keep their places
-for a number of rows and sequences, so that a captured graph can read new ones.
+into *items*, one for each program. The table's sections keep their places for a number of rows and
+sequences, so that a captured graph can read new ones.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rapid.engines.attention.segments import Segment
-from rapid.engines.attention.shared_prefixes import Spans, find_shared_prefixes, num_keys, without
+from rapid.engines.attention.segments import Segment, Spans, between, num_keys
+from rapid.engines.attention.shared_prefixes import find_shared_prefixes
 
 BLOCK_KEYS = 64
 ITEM = 5  # columns of an item: first listed row, rows, first block, blocks, first part
@@ -28,16 +28,11 @@ MAX_PARTS = 2048  # parts left to be merged: 34 MB with 32 heads of 128
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of the sections of a work table.
-
-    Attributes:
-        own_items: items for the keys of single sequences, at least one for each.
-        shared_items: items for the keys of shared prefixes; 0 if there is only one sequence.
-    """
+    """Sizes of the sections of a work table."""
 
     num_rows: int
-    own_items: int
-    shared_items: int
+    own_items: int  # items for the keys of single sequences, at least one for each
+    shared_items: int  # items for the keys of shared prefixes; 0 if there is only one sequence
 
     @classmethod
     def of(cls, num_rows: int, num_sequences: int, num_kv_heads: int, processors: int) -> Sizes:
@@ -68,17 +63,11 @@ class Sizes:
 
 
 class _SharedReading(NamedTuple):
-    """Neighbouring listed rows [first, stop) that read the same keys.
+    """Neighbouring listed rows [first, stop) that read the same keys."""
 
-    Attributes:
-        first: first listed row.
-        stop: listed row after the last.
-        blocks: blocks of keys, [blocks, BLOCK].
-    """
-
-    first: int
-    stop: int
-    blocks: np.ndarray
+    first: int  # first listed row
+    stop: int  # listed row after the last
+    blocks: np.ndarray  # blocks of keys, [blocks, BLOCK]
 
     @property
     def num_rows(self) -> int:
@@ -86,15 +75,10 @@ class _SharedReading(NamedTuple):
 
 
 def work_table(segments: Sequence[Segment], sizes: Sizes, window: int | None = None) -> np.ndarray:
-    """Return the work table of a batch.
+    """Return the work table of a batch: items of sequences and of prefixes, listed rows, blocks.
 
-    Args:
-        segments: sequences with their spans of slots; rows of none of them get zeros.
-        window: number of last keys, up to itself, that each row attends to; None for all. Blocks
-            outside the windows of all rows are left out, and prefixes are not shared.
-
-    Returns:
-        int32: the items of single sequences, those of prefixes, the listed rows and the blocks.
+    With a `window` of last keys, blocks outside those of all rows are left out, and prefixes are
+    not shared. Rows of no sequence get zeros.
     """
     rows, own, shared = _readings(segments, sizes, window)
     blocks = [reading.blocks for reading in own + shared]
@@ -144,7 +128,7 @@ def _readings(
         skipped = hidden.get(index, 0)
         if window is not None:
             skipped = max(0, total - num_rows + 1 - window)
-        blocks = _blocks(without(segment.all_spans, skipped), skipped)
+        blocks = _blocks(between(segment.all_spans, skipped), skipped)
         own.append(_SharedReading(listed, listed + num_rows, blocks))
         listed += num_rows
     if listed < sizes.num_rows:

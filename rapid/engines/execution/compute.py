@@ -1,8 +1,6 @@
 """The compute thread, which alone touches the model, the KV tensors and the sequences.
 
-It repeats `ComputeThread.step`: schedule, run, postprocess, publish. Pages may be freed and handed
-out while a forward still writes into them, because this thread computes their next holder's rows
-later. It also launches the copies of pages to and from host memory, between forwards.
+It repeats `ComputeThread.step`: schedule, run, postprocess, publish.
 """
 
 from __future__ import annotations
@@ -38,14 +36,7 @@ _UNKNOWN_LIMIT_S = 600.0  # for a step of unknown cost: kernels compile, a CPU r
 
 
 class ComputeThread:
-    """Thread that runs the calls of an `EngineState` in forwards over one KV pool.
-
-    Attributes:
-        host: Second tier of the pool, in host memory, if any.
-        num_turns: Number of turns of the thread's loop that ran a step or had nothing to do.
-        limit_s: Seconds that the turn in progress may take before the engine is closed.
-        is_stuck: Whether the thread was left behind in a step that does not end.
-    """
+    """Thread that runs the calls of an `EngineState` in forwards over one KV pool."""
 
     def __init__(
         self,
@@ -56,21 +47,15 @@ class ComputeThread:
         *,
         is_watched: bool = True,
     ) -> None:
-        """Make the thread, which does not run before `start`.
-
-        Args:
-            state: The calls, shared with their callers.
-            host: Second tier of the pool, in host memory, if any.
-            is_watched: Whether another thread closes the engine when a step does not end.
-        """
+        """Make the thread, which does not run before `start`, and its watchdog if `is_watched`."""
         self.runner = runner
         self.host = host
         self._state = state
         self._config = config
         self._num_failed = 0  # steps since the last good one
-        self.num_turns = 0
-        self.limit_s = _UNKNOWN_LIMIT_S
-        self.is_stuck = False
+        self.num_turns = 0  # turns of the loop that ran a step or had nothing to do
+        self.limit_s = _UNKNOWN_LIMIT_S  # for the turn in progress; then the engine is closed
+        self.is_stuck = False  # whether the thread was left behind in a step that does not end
         self._watchdog = Watchdog(self, self._close_stuck) if is_watched else None
         self._thread = threading.Thread(target=self._loop, name="rapid-engine", daemon=True)
 
@@ -81,10 +66,7 @@ class ComputeThread:
             self._watchdog.start()
 
     def join(self) -> None:
-        """Wait until the thread has ended, which it does once the state is closed.
-
-        A thread that is stuck is left behind.
-        """
+        """Wait until the thread has ended, once the state is closed, unless it is stuck."""
         while self._thread.is_alive() and not self.is_stuck:
             self._thread.join(timeout=1.0)
         if self._watchdog is not None:
@@ -163,7 +145,11 @@ class ComputeThread:
             return self._state.scheduler.select()
 
     def _move(self, moves: list[Move]) -> list[Move]:
-        """Launch copies between the KV pool and host memory; return those that have landed."""
+        """Launch copies between the KV pool and host memory; return those that have landed.
+
+        Pages may be freed and handed out while a forward still writes into them, because this
+        thread launches the copies, and computes their next holder's rows, between forwards.
+        """
         if self.host is None or not (moves or self.host.is_copying):
             return []
         began = time.perf_counter()
@@ -182,16 +168,14 @@ class ComputeThread:
         return landed
 
     def _run(self, scheduled: Scheduled) -> list[torch.Tensor]:
-        """Run one forward; return each work's wanted logits [num_wanted, vocab].
-
-        A forward of prefill rows alone is timed, to compare restoring from host memory with it.
-        """
+        """Run one forward; return each work's wanted logits [num_wanted, vocab]."""
         feeds = [feed for _, feed in scheduled]
         for feed in feeds:
             if feed.ring is not None:
                 feed.ring.write(feed.position, feed.position + len(feed.token_ids))
         if self.host is None or not all(work.kind == "prefill" for work, _ in scheduled):
             return self.runner.run(feeds)
+        # Timed, to compare restoring from host memory with it.
         num_rows = sum(len(feed.token_ids) for feed in feeds)
         began = self._now()
         logits = self.runner.run(feeds)
@@ -221,10 +205,7 @@ class ComputeThread:
             self._state.scheduler.add(work)
 
     def _postprocess(self, works: list[Work], logits: list[torch.Tensor]) -> None:
-        """Hand each work that was not dropped its logits and what is drawn from them.
-
-        The step was good unless every one of them fails on its own.
-        """
+        """Hand each work that was not dropped its logits and what is drawn from them."""
         causes: list[Exception] = []
         asking: list[Work] = []
         questions: list[Question] = []
@@ -248,7 +229,7 @@ class ComputeThread:
             except Exception as error:
                 self._end([work], error)
                 causes.append(error)
-        if len(causes) < len(works):
+        if len(causes) < len(works):  # the step was good unless all fail on their own
             self._num_failed = 0
         else:
             self._count(causes[0])
@@ -299,11 +280,8 @@ class ComputeThread:
         self._close(None, "a step does not end")
 
     def close_lost(self, why: str) -> None:
-        """Close the engine, on any thread, as another process of its model is lost.
-
-        The compute thread may wait for that process, so it counts as stuck.
-        """
-        self.is_stuck = True
+        """Close the engine, on any thread, as another process of its model is lost."""
+        self.is_stuck = True  # the compute thread may wait for that process
         self._close(None, why)
 
     def _close(self, cause: Exception | None, why: str) -> None:

@@ -13,11 +13,9 @@ _OF_THE_DEVICE = re.compile(
 
 
 def is_of_the_device(error: BaseException | None) -> bool:
-    """Return whether an error, or one that caused it, leaves its device unusable.
-
-    After an illegal memory access, for example, every later call on the same CUDA context fails.
-    Running out of memory leaves the device as it was.
-    """
+    """Return whether an error, or one that caused it, leaves its device unusable."""
+    # After an illegal memory access, for example, every later call on the same context fails.
+    # Running out of memory leaves the device as it was.
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
         if isinstance(error, torch.AcceleratorError):
             return True

@@ -1,7 +1,6 @@
 """When a step waits for blocks that are due, so that more sequences are computed together.
 
-A step reads all weights once, for one sequence as for many; a block that arrives just after it
-began waits for the whole step.
+A step reads all weights once, for one sequence as for many.
 """
 
 from __future__ import annotations
@@ -21,9 +20,6 @@ _LEAST_STEPS = 8  # measured steps without which nothing is known of their secon
 def wait_s(num_ready: int, due_s: Sequence[float], start_s: float, sequence_s: float) -> float:
     """Return for how long a step waits, so that the sum of all times until tokens is least.
 
-    A step of n sequences takes ``start_s + n * sequence_s``. Those that it does not wait for are
-    computed together once it has ended.
-
     Args:
         num_ready: Sequences whose rows are ready; there is at least one.
         due_s: Seconds until others return, in ascending order.
@@ -31,6 +27,8 @@ def wait_s(num_ready: int, due_s: Sequence[float], start_s: float, sequence_s: f
         sequence_s: Seconds that each sequence adds.
     """
 
+    # A step of n sequences takes ``start_s + n * sequence_s``. Those that it does not wait for are
+    # computed together once it has ended.
     def waiting(num_joined: int) -> float:
         """Return the sum of the seconds until tokens if the step waits for so many."""
         joined_s = due_s[num_joined - 1] if num_joined else 0.0

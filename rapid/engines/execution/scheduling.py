@@ -30,20 +30,12 @@ class Scheduler:
     progress, between two calls, work that returns after the time `away` finds a chunk that takes at
     most ``(slowdown - 1) * (base + away)``, and does not wait for prefill twice. While that is too
     little for a chunk, prefill rests. Tenants share prefill equally, and so do the leases of each
-    tenant, with turns at being first: neither one long prompt nor many prompts stall other work,
-    and some prefill always proceeds.
+    tenant, with turns at being first: neither one long prompt nor many prompts stall other work.
 
-    **Drafting ahead** takes what is left after that, in steps that do not verify or decode: no call
-    needs its rows yet, and verifying and decoding would wait for them.
+    **Drafting ahead** takes what is left after that, in steps that do not verify or decode.
 
     **Verifying and decoding** may wait a moment for others that are due, where that gives tokens
     earlier (`rapid.engines.execution.joining`) and nothing else is to be computed.
-
-    Attributes:
-        costs: The measured costs of steps.
-        totals: What all steps have done.
-        rest_s: Seconds for which all work that there is rests unless other work arrives; infinite
-            if there is none that rests.
     """
 
     def __init__(
@@ -54,18 +46,14 @@ class Scheduler:
         *,
         joins: bool = False,
     ) -> None:
-        """Start without any work.
+        """Start without any work; prefill may slow the other work by a factor.
 
-        Args:
-            step_tokens: Most rows of a step.
-            prefill_slowdown: Factor by which prefill may slow the other work.
-            clock: Monotonic clock, in seconds.
-            joins: Whether steps may wait for sequences that are due.
+        A step has at most `step_tokens` rows and, with `joins`, may wait for others that are due.
         """
         self.costs = StepCosts()
         self.totals = StepTotals()
         self._joining = Joining(clock) if joins else None
-        self.rest_s = math.inf
+        self.rest_s = math.inf  # for which all work rests unless other work arrives
         self._step_tokens = step_tokens
         self._prefill_slowdown = prefill_slowdown
         self._clock = clock
@@ -187,11 +175,7 @@ class Scheduler:
         return chunks
 
     def _num_beside(self, depth: int) -> int:
-        """Return the number of prefill rows for a step with other rows.
-
-        Few rows take long, so the time for a small chunk is saved up over steps. At least one row
-        is allowed in four steps, unless other work has just waited for prefill.
-        """
+        """Return the number of prefill rows for a step with other rows."""
         if self.costs.is_base_due:
             return 0
         base_s = self.costs.base_s.value or 0.0
@@ -204,6 +188,8 @@ class Scheduler:
         num_rows = self._num_rows(allowed_s - self._waited_s, depth)
         if num_rows >= MIN_CHUNK_TOKENS:
             return num_rows
+        # Few rows take long, so the time for a small chunk is saved up over steps. At least one row
+        # is allowed in four steps, unless other work has just waited for prefill.
         saved_s = sum(most_s - seconds for seconds in self._spared)
         self._allowed_s += saved_s
         num_rows = self._num_rows(allowed_s + saved_s - self._waited_s, depth)
@@ -212,10 +198,7 @@ class Scheduler:
         return num_rows if self._waited_s else max(num_rows, 1)
 
     def _num_alone(self, depth: int) -> int:
-        """Return the number of prefill rows for a step without other rows.
-
-        It is 0 while prefill rests, which lasts at most the base after the last step with others.
-        """
+        """Return the number of prefill rows for a step without others; 0 while prefill rests."""
         base_s = self.costs.base_s.value
         if base_s is None or self._away_since is None:
             return self._step_tokens
@@ -223,28 +206,22 @@ class Scheduler:
         away_s = self._clock() - self._away_since
         least_s = start_s + MIN_CHUNK_TOKENS * self.costs.row_s(depth)
         enough_s = math.inf if self.costs.is_base_due else least_s / slowdown - base_s
-        rest_s = min(enough_s, base_s) - away_s
+        rest_s = min(enough_s, base_s) - away_s  # at most the base after the last step with others
         if rest_s > 0:
             self.rest_s = rest_s
             return 0
         return max(self._num_rows(slowdown * (base_s + away_s) - start_s, depth), 1)
 
     def _num_rows(self, seconds: float, depth: int) -> int:
-        """Return how many rows at `depth` take at most `seconds`.
-
-        It is a small chunk while the cost of a row is unknown.
-        """
+        """Return how many rows at `depth` take at most `seconds`, if known, or a small chunk."""
         row_s = self.costs.row_s(depth)
         if seconds <= 0 or not row_s:
             return MIN_CHUNK_TOKENS if seconds > 0 else 0
         return min(int(seconds / row_s), self._step_tokens)
 
     def _ready(self) -> dict[str, list[Work]]:
-        """Return the prefills that may run, by tenant.
-
-        A page that several prompts share is computed by the prefill that began first; the others
-        wait for it.
-        """
+        """Return the prefills that may run, by tenant."""
+        # A page that several prompts share is computed by the one that began first.
         first_for: dict[int, Work] = {}
         for work in self.waiting():
             if work.next_page is not None:

@@ -1,7 +1,4 @@
-"""The state that callers and the compute thread share: open leases and calls in progress.
-
-Callers hand calls in and await their replies; the compute thread runs the calls and settles them.
-"""
+"""The state that callers and the compute thread share: open leases and calls in progress."""
 
 from __future__ import annotations
 
@@ -23,20 +20,13 @@ Ending = Literal["released", "expired", "failed", "closed"]
 
 
 class EngineState:
-    """Leases, calls in progress and who waits for what; every method needs the guard.
-
-    Attributes:
-        guard: Lock of all that follows. The compute thread waits on it while it is idle.
-        ahead_hits: Number of blocks that began with what was drafted ahead.
-        ahead_misses: Number of blocks that found what was drafted ahead to be wrong.
-        is_closed: Whether the engine takes no more calls.
-    """
+    """Leases, calls in progress and who waits for what; every method needs the guard."""
 
     def __init__(self, ledger: LeaseLedger, scheduler: Scheduler, *, draft_ahead: bool) -> None:
-        self.guard = threading.Condition()
+        self.guard = threading.Condition()  # the compute thread waits on it while it is idle
         self.ledger = ledger
         self.scheduler = scheduler
-        self.ahead_hits = self.ahead_misses = 0
+        self.ahead_hits = self.ahead_misses = 0  # blocks that what was drafted ahead began, or not
         self.is_closed = False
         self._draft_ahead = draft_ahead
         self._inbox: list[Work] = []
@@ -53,13 +43,7 @@ class EngineState:
     # --- for callers ------------------------------------------------------------------------------
 
     def submit(self, lease_id: str, make: Callable[[Lease], Work], reply: Reply) -> Work:
-        """Hand in the call that `make` returns for a lease, and return it.
-
-        Raises:
-            LeaseNotFound: The lease is not open.
-            OutOfStep: Another call on one of its choices is in progress.
-            EngineFailed: The engine is closed.
-        """
+        """Hand in and return a lease's call; raise OutOfStep if its choice has one in progress."""
         self.check_running()
         work = make(self.ledger.get(lease_id))
         if work.lease.busy.intersection(work.choices):
@@ -81,12 +65,7 @@ class EngineState:
         self.ledger.touch(work.lease)
 
     def await_ending(self, lease_id: str, reply: Reply) -> None:
-        """Settle `reply` with the ending of a lease, once it ends.
-
-        Raises:
-            LeaseNotFound: The lease is not open.
-            EngineFailed: The engine is closed.
-        """
+        """Settle `reply` with the ending of a lease, once it ends."""
         self.check_running()
         self._endings.setdefault(self.ledger.get(lease_id), []).append(reply)
 
@@ -130,10 +109,7 @@ class EngineState:
         return self.ledger.prefixes.is_due or any(map(self._may_begin, self._inbox))
 
     def arrivals(self) -> list[Work]:
-        """Return the calls that were handed in since the last time and may begin.
-
-        A call waits here while pages that its lease will write are copied between the tiers.
-        """
+        """Return the calls that were handed in since the last time and may begin."""
         arrived = [work for work in self._inbox if self._may_begin(work)]
         self._inbox = [work for work in self._inbox if work not in arrived]
         return arrived
@@ -191,6 +167,7 @@ class EngineState:
         self._announce_closing()
 
     def _may_begin(self, work: Work) -> bool:
+        # A call waits while pages that its lease will write are copied between the tiers.
         return not self.ledger.awaits_copies(work.lease)
 
     def _announce_closing(self) -> None:
@@ -199,12 +176,10 @@ class EngineState:
         self._closings.clear()
 
     def _go_ahead(self, draft: Draft) -> None:
-        """Start drafting ahead, behind a block that was handed out.
-
-        A lease beside its target's does not draft ahead: this same engine judges its blocks.
-        """
+        """Start drafting ahead, behind a block that was handed out."""
         self.ahead_hits += draft.is_hit is True
         self.ahead_misses += draft.is_hit is False
+        # A lease beside its target's does not: this same engine judges its blocks.
         if self._draft_ahead and draft.lease.request.beside is None:
             ahead = draft.ahead(self.scheduler.costs.base_s.value)
             if ahead is not None:

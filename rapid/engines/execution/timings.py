@@ -1,7 +1,4 @@
-"""Totals and a cost model of an engine's steps.
-
-It assumes nothing about hardware: all costs are learnt from the measured times of steps.
-"""
+"""Totals and a cost model of an engine's steps, learnt from their measured times alone."""
 
 from __future__ import annotations
 
@@ -45,14 +42,11 @@ class StepCosts:
 
     start, a and b are fitted to the seconds per row of the steps with prefill, by least squares
     that keeps all three non-negative and weights the latest steps most.
-
-    Attributes:
-        base_s: Running median of the seconds of steps without prefill, except the first three after
-            a step with prefill: those find the caches full of the prompt and take up to half as
-            long again.
     """
 
     def __init__(self) -> None:
+        # Of steps without prefill, except the first three after a step with prefill: those find the
+        # caches full of the prompt and take up to half as long again.
         self.base_s = RunningMedian()
         self._former_base_s: float | None = None  # until the base is measured again
         self._num_chunks = 0  # steps with prefill since the base was last measured
@@ -68,11 +62,8 @@ class StepCosts:
         return self.base_s.value is None or self._num_chunks >= _STEPS_BETWEEN_PROBES
 
     def forget_base(self) -> None:
-        """Discard the base, so that it is measured again before prefill runs beside other work.
-
-        Until then `estimate_s` goes by what it was.
-        """
-        self._former_base_s = self.base_s.value
+        """Have the base measured again before prefill runs beside other work."""
+        self._former_base_s = self.base_s.value  # by which `estimate_s` goes until then
         self.base_s.clear()
 
     @property
@@ -91,12 +82,7 @@ class StepCosts:
         return self._fitted[1] + self._fitted[2] * depth
 
     def estimate_s(self, prefills: Sequence[Feed], *, is_alone: bool) -> float | None:
-        """Return the seconds that a step should take; None where no such step was observed.
-
-        Args:
-            prefills: The prefill rows of the step.
-            is_alone: Whether the step has no rows but those of prefill and of drafting ahead.
-        """
+        """Return the seconds of a step with these prefills, alone or not; None if none was seen."""
         base_s = self._former_base_s if self.base_s.value is None else self.base_s.value
         if not prefills:
             return base_s
@@ -109,11 +95,9 @@ class StepCosts:
         return rows_s + (self.start_s if is_alone else base_s or 0.0)
 
     def observe(self, seconds: float, prefills: Iterable[Feed], *, is_alone: bool) -> None:
-        """Update the model with a step.
+        """Update the model with a step and its prefill rows.
 
-        Args:
-            prefills: The prefill rows of the step.
-            is_alone: Whether the step had no rows but those of prefill and of drafting ahead.
+        It was alone if it had no rows but those of prefill and of drafting ahead.
         """
         rows = keys = 0.0
         for feed in prefills:

@@ -10,31 +10,20 @@ _TICK_S = 0.5  # between two looks at the step in progress
 
 
 class TakesTurns(Protocol):
-    """What a watchdog looks at.
+    """What a watchdog looks at."""
 
-    Attributes:
-        num_turns: Grows with every turn that the work takes, or in which there is none to do.
-        limit_s: Seconds that the turn in progress may take.
-    """
-
-    num_turns: int
-    limit_s: float
+    num_turns: int  # grows with every turn that the work takes, or in which there is none to do
+    limit_s: float  # seconds that the turn in progress may take
 
 
 class Watchdog:
     """A thread that calls a function, once, when a turn takes longer than it may.
 
-    A kernel that never ends blocks the compute thread, while the process goes on to answer whether
-    it is well. The watchdog counts its own ticks of half a second, so that
-    a process that was stopped and goes on is not taken for a stuck one.
+    A kernel that never ends blocks the compute thread, while the process answers that it is well.
     """
 
     def __init__(self, watched: TakesTurns, on_stuck: Callable[[], None]) -> None:
-        """Make the thread, which does not run before `start`.
-
-        Args:
-            on_stuck: Called on the watchdog's thread, which ends afterwards.
-        """
+        """Make the thread, which does not run before `start`; it ends after `on_stuck`."""
         self._watched = watched
         self._on_stuck = on_stuck
         self._num_turns = watched.num_turns
@@ -57,7 +46,7 @@ class Watchdog:
         if num_turns != self._num_turns:
             self._num_turns, self._waited_s = num_turns, 0.0
             return False
-        self._waited_s += _TICK_S
+        self._waited_s += _TICK_S  # of its own, so that a process that was stopped is not stuck
         return self._waited_s > self._watched.limit_s
 
     def _loop(self) -> None:

@@ -14,10 +14,8 @@ from rapid.tracing import span_below
 def trace_work(work: Work, times: Times) -> Iterator[None]:
     """Record the context, in which the call's reply is awaited, as a span ``engine.<call>``.
 
-    Its attributes are the lease's role, the number of forwards with rows of the call
-    (``rapid.steps``) and milliseconds that add up to the duration: in these forwards
-    (``computed``), behind copies of pages between the KV pool and host memory (``copied``), and for
-    its turn (``waited``).
+    It has the lease's role, the number of forwards with rows of the call, and milliseconds that add
+    up to the duration: in these forwards, behind copies of pages, and for its turn (``waited``).
     """
     request = work.lease.request
     role = request.lease_id.rpartition("/")[2].partition("-")[0]

@@ -1,7 +1,7 @@
 """Buckets of steps: few shapes that most steps fit into, once they are padded.
 
-The padding is rows behind a sequence's own, or further sequences; their keys lie in slots of no
-page. The bucket depends on numbers of rows alone, so that all ranks of a model choose the same one.
+The padding is rows behind a sequence's own, or further sequences. The bucket depends on numbers of
+rows alone, so that all ranks of a model choose the same one.
 """
 
 from __future__ import annotations
@@ -17,16 +17,11 @@ MOST_ROWS = (1, 4, 16)  # of a bucket's longest sequence; the last is MAX_STEP_R
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A shape that steps are padded to.
-
-    Attributes:
-        rows: number of rows of all of them.
-        most_rows: rows of the longest sequence.
-    """
+    """A shape that steps are padded to."""
 
     sequences: int
-    rows: int
-    most_rows: int
+    rows: int  # number of rows of all of them
+    most_rows: int  # rows of the longest sequence
 
     def __str__(self) -> str:
         return f"({self.sequences} sequences, {self.rows} rows, at most {self.most_rows} each)"
@@ -60,14 +55,11 @@ def bucket_of(segments: Sequence[Segment]) -> Bucket | None:
 def pad_rows(
     rows: RowLists, bucket: Bucket, first_slot: int, first_ring_slot: int | None = None
 ) -> tuple[RowLists, list[int]]:
-    """Pad a step to its bucket.
+    """Pad a step to its bucket; return it, all of its rows wanted, and its own wanted rows in it.
 
     Args:
         first_slot: first of `MAX_STEP_ROWS` slots of the cache that belong to no page.
         first_ring_slot: first of as many that belong to no ring; None without rings.
-
-    Returns:
-        The padded step, all of whose rows are wanted, and its own wanted rows among them.
     """
     missing = bucket.rows - len(rows.input_ids)
     num_empty = bucket.sequences - len(rows.segments)

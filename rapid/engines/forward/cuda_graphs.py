@@ -2,8 +2,7 @@
 
 Whatever changes between steps lies in tensors that stay, padded to a bucket's shape
 (`rapid.engines.forward.buckets`). A bucket's graph is captured at its third step and used if, at
-the next, it returns the ordinary forward's logits and keys, and is faster; otherwise the bucket
-stays with the ordinary forward. After a capture that failed, no other bucket is captured.
+the next, it returns the ordinary forward's logits and keys, and is faster.
 """
 
 from __future__ import annotations
@@ -41,19 +40,15 @@ Capture = Callable[[Callable[[], torch.Tensor]], Callable[[], torch.Tensor]]
 
 @dataclass(slots=True)
 class _Graph:
-    """A captured step.
+    """A captured step."""
 
-    Attributes:
-        inputs: ids, positions, slots and wanted rows, in the memory that the graph reads.
-        ring_tables: the same of the layers that have rings; None without rings.
-        replay: function that runs the graph and returns the logits of all rows.
-        is_trusted: whether the graph was found correct and faster than the ordinary forward.
-    """
-
+    # Ids, positions, slots and wanted rows, in the memory that the graph reads.
     inputs: torch.Tensor
     tables: KeyTables
-    ring_tables: KeyTables | None
+    ring_tables: KeyTables | None  # the same of the layers that have rings; None without rings
+    # Function that runs the graph and returns the logits of all rows.
     replay: Callable[[], torch.Tensor]
+    # Whether the graph was found correct and faster than the ordinary forward.
     is_trusted: bool = False
 
 
@@ -79,8 +74,7 @@ class StepGraphs:
             max_context: tokens of the longest sequence.
             capture: a `GraphCapture`, or a stand-in where there is no CUDA.
             agreed: returns whether all ranks of the model claim what this one does; every rank
-                calls it at the same steps. A graph holds their collectives, so all replay it or
-                none does.
+                calls it at the same steps.
         """
         assert kernels.captured is not None
         self._forward = forward
@@ -95,7 +89,7 @@ class StepGraphs:
         )
         self._max_context = max_context
         self._capture = capture
-        self._agreed = agreed
+        self._agreed = agreed  # a graph holds all ranks' collectives, so all replay it or none does
         self._num_seen: dict[Bucket, int] = {}
         self._graphs: dict[Bucket, _Graph | None] = {}
         self._may_capture = True
@@ -148,11 +142,7 @@ class StepGraphs:
             return None
 
     def _fill(self, graph: _Graph, rows: RowLists, bucket: Bucket) -> torch.Tensor | None:
-        """Copy a step's inputs, padded, to the graph's.
-
-        Returns:
-            The wanted rows among those of the bucket; None if the keys are in too many blocks.
-        """
+        """Copy a step's padded inputs to the graph's; return its wanted rows, None if too long."""
         made, wanted = pad_rows(rows, bucket, *self._padding)
         if not graph.tables.refill(made.segments):
             return None
@@ -164,12 +154,7 @@ class StepGraphs:
     def _try(
         self, graph: _Graph, wanted: torch.Tensor, batch: Batch, bucket: Bucket
     ) -> torch.Tensor:
-        """Compare the graph with the ordinary forward on a step that is in the graph's inputs.
-
-        The graph is trusted if it is correct and faster, else dropped.
-
-        Returns:
-            The logits of the ordinary forward, [num_wanted, vocab].
+        """Compare a graph with the ordinary forward on a step; trust it if correct and faster.
 
         Raises:
             EngineFailed: the graph stored keys in wrong slots, so the KV cannot be relied on.
@@ -232,22 +217,17 @@ def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[None]:
 
 
 class GraphCapture:
-    """A `Capture` on the current CUDA device, during which other threads may keep computing.
+    """A `Capture` on the current CUDA device, during which other threads may keep computing."""
 
-    Its graphs share one pool of memory: they run one at a time, and the result of one is read
-    before the next runs.
-    """
-
+    # Graphs run one at a time, and the result of one is read before the next runs, so they share
+    # one pool of memory. A pool belongs to the stream it was captured on, and libraries keep a
+    # workspace for each stream that they see, so every capture uses the same separate stream.
     def __init__(self) -> None:
         self._pool: Any = None
         self._side: Any = None
 
     def __call__(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """Capture a function and return one that replays it.
-
-        Every capture uses the same separate stream: libraries keep a workspace for each stream that
-        they see, and a pool belongs to the stream it was captured on.
-        """
+        """Capture a function and return one that replays it."""
         cuda: Any = torch.cuda
         with CAPTURING:
             self._pool = self._pool or cuda.graph_pool_handle()

@@ -1,8 +1,8 @@
 """A decoder with fused operations for the supported model families.
 
-Projections that read the same input are one product, and the fused weights replace the model's own,
-which become views of them. transformers' forward is the specification, and computes where a
-projection is anything else: weights that it quantizes, layers that accelerate moves.
+Projections that read the same input are one product, and the fused weights replace the model's own.
+transformers' forward is the specification, and computes where a projection is anything else:
+weights that it quantizes, layers that accelerate moves.
 """
 
 from __future__ import annotations
@@ -28,41 +28,28 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """The weights of one layer.
+    """The weights of one layer."""
 
-    Attributes:
-        module: attention module of the model; its `layer_idx` selects the layer of the cache.
-        rope: name of the layer's rope; see `Decoder._angles`.
-        window: number of last keys that a row attends to; None for all.
-        qkv: projection to queries, keys and values, [(heads + 2 kv_heads) * head_dim, hidden].
-        qk_norm: copy of the norm weights of all heads, [heads + kv_heads, head_dim], or None.
-        after_attention: weight of the norm of attention's output, or None.
-        mlp: gated MLP or mixture of experts.
-        after_mlp: weight of the norm of the MLP's output, or None.
-    """
-
-    module: Any
-    rope: str
-    window: int | None
+    module: Any  # attention module of the model; its `layer_idx` selects the layer of the cache
+    rope: str  # name of the layer's rope; see `Decoder._angles`
+    window: int | None  # number of last keys that a row attends to; None for all
     before_attention: torch.Tensor
+    # Projection to queries, keys and values, [(heads + 2 kv_heads) * head_dim, hidden].
     qkv: Product
+    # Copy of the norm weights of all heads, [heads + kv_heads, head_dim], or None.
     qk_norm: torch.Tensor | None
     output: Product
-    after_attention: torch.Tensor | None
+    after_attention: torch.Tensor | None  # weight of the norm of attention's output, or None
     before_mlp: torch.Tensor
-    mlp: Callable[[torch.Tensor], torch.Tensor]
-    after_mlp: torch.Tensor | None
+    mlp: Callable[[torch.Tensor], torch.Tensor]  # gated MLP or mixture of experts
+    after_mlp: torch.Tensor | None  # weight of the norm of the MLP's output, or None
 
 
 @dataclass(frozen=True, slots=True)
 class _GatedMLP:
-    """The weights of one layer's gated MLP.
+    """The weights of one layer's gated MLP."""
 
-    Attributes:
-        gate_up: gate and up projections, [2 * intermediate, hidden].
-    """
-
-    gate_up: Product
+    gate_up: Product  # gate and up projections, [2 * intermediate, hidden]
     down: Product
     activation: Activation
 
@@ -130,13 +117,7 @@ class Decoder:
     ) -> torch.Tensor:
         """Run all layers and the last norm.
 
-        Args:
-            input_ids: [1, rows].
-            position_ids: [1, rows].
-            rows: the same rows with the cache slots that attention reads and writes.
-
-        Returns:
-            [1, rows, hidden].
+        Ids and positions are [1, rows], the hidden states [1, rows, hidden].
         """
         hidden = self._embed(input_ids[0])
         if self._scale is not None:
@@ -205,13 +186,11 @@ class Decoder:
         return 1 + weight.float() if self._config.model_type == "gemma3_text" else weight
 
     def _angles(self, positions: torch.Tensor, dtype: torch.dtype, rope: str) -> Angles:
-        """Return cosines and sines [rows, 1, rotated]; the first half of the sines is negated.
-
-        With that sign, rotating half of the head is a roll multiplied by the sines.
-        """
+        """Return cosines and sines [rows, 1, rotated]; the first half of the sines is negated."""
         angles = positions[:, None, None] * getattr(self._rotary, f"{rope}inv_freq")
         cos, sin = angles.cos(), angles.sin()
         scaling = getattr(self._rotary, f"{rope}attention_scaling")
+        # With the negated half, rotating half of the head is a roll multiplied by the sines.
         cos, sin = torch.cat((cos, cos), -1) * scaling, torch.cat((-sin, sin), -1) * scaling
         return cos.to(dtype), sin.to(dtype)
 

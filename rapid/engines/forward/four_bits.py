@@ -24,10 +24,7 @@ _GPU_BLOCKS = 65_535  # that a GPU's operator takes: a grid's most in its second
 
 
 def pack_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return weights [out, in] in four bits, packed for their device, and their scales.
-
-    The scales are those of `codes_of`.
-    """
+    """Return weights [out, in] packed in four bits for their device, and scales of `codes_of`."""
     codes, scales = codes_of(weight)
     if _is_on_cpu(codes):
         return torch._convert_weight_to_int4pack_for_cpu(codes.int(), 1), scales
@@ -75,12 +72,10 @@ def product_of_converted(
 
 
 def unpack_parts(weight: torch.Tensor, scales: torch.Tensor, num_in: int) -> Iterator[torch.Tensor]:
-    """Yield packed weights in bfloat16, transposed [in, some of out], `CONVERTED` at most at once.
-
-    They are the operator's own: its product with the identity. A block is packed in tiles of few
-    columns, one after the other. Here tiles pass for blocks of a matrix that has no more columns,
-    so that the identity is small, and converting takes as long as the product of so many rows.
-    """
+    """Yield packed weights in bfloat16, transposed [in, some of out], at most `CONVERTED` each."""
+    # They are the operator's own: its product with the identity. A block is packed in tiles of few
+    # columns, one after the other. Here tiles pass for blocks of a matrix that has no more columns,
+    # so that the identity is small, and converting takes as long as the product of so many rows.
     most = CONVERTED[weight.device.type]
     if not _is_on_cpu(weight):
         most = min(most, _GPU_BLOCKS * _GPU_BLOCK * (num_in // len(scales)))  # a tile is a group
@@ -122,11 +117,8 @@ def _is_on_cpu(tensor: torch.Tensor) -> bool:
 
 @cache
 def _cpu_block() -> int:
-    """Return how many rows torch packs together on this CPU: 64, or fewer of a narrower one.
-
-    The bytes of a block begin with its first column, two rows in each.
-    """
+    """Return how many rows torch packs together on this CPU: 64, or fewer of a narrower one."""
     is_first = torch.zeros(PACKED_ROWS, 2, dtype=torch.int32)
     is_first[:, 0] = 1
     packed_rows = torch._convert_weight_to_int4pack_for_cpu(is_first, 1)
-    return 2 * int(packed_rows.flatten().argmin())
+    return 2 * int(packed_rows.flatten().argmin())  # a block begins with its first column, in pairs

@@ -1,7 +1,4 @@
-"""The weights of a GGUF file, dequantized and under the names of transformers.
-
-transformers' ``gguf_file=`` is the specification; it takes five times as long.
-"""
+"""The weights of a GGUF file, dequantized and under the names of transformers."""
 
 from __future__ import annotations
 
@@ -35,14 +32,13 @@ _IN_A_LAYER = {
 }
 
 
+# transformers' ``gguf_file=`` is the specification; it takes five times as long.
 def read_weights(
     header: GGUFHeader, settings: Mapping[str, Any], dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """Return all weights by transformers' names, converted to `dtype`.
 
-    Args:
-        header: the file's header.
-        settings: what its ``config.json`` would say (`rapid.checkpoints.gguf.read_settings`).
+    `settings` are those of `rapid.checkpoints.gguf.read_settings`.
 
     Raises:
         ConfigurationError: the file holds a tensor that the architecture does not have, or one of a
@@ -76,11 +72,8 @@ def read_weights(
 
 
 def _halves_apart(numbers: Any, num_heads: int) -> Any:
-    """Undo llama.cpp's order of a head's rows, in which RoPE turns neighbours.
-
-    transformers turns row i of a head with row i + half, so the halves are apart there.
-    """
-    rows = numbers.shape[0]
+    """Undo llama.cpp's order of a head's rows, in which RoPE turns neighbours."""
+    rows = numbers.shape[0]  # transformers turns row i of a head with row i + half
     pairs = numbers.reshape(num_heads, rows // num_heads // 2, 2, *numbers.shape[1:])
     return pairs.swapaxes(1, 2).reshape(numbers.shape)
 

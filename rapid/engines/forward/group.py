@@ -1,8 +1,7 @@
 """Collectives between the processes that compute one model together (tensor parallelism).
 
 A layer has two sums over all ranks, after attention and after the MLP (Shoeybi et al.,
-"Megatron-LM", arXiv 1909.08053, section 3). The embedding table and the output matrix are split by
-vocabulary.
+"Megatron-LM", arXiv 1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -20,23 +19,15 @@ _TIMEOUT = timedelta(seconds=TIMEOUT_S)
 
 
 class Group:
-    """The processes of one replica, connected; every call must be made by all of them, in order.
-
-    Attributes:
-        rank: Which of them this is; 0 schedules, samples and answers.
-    """
+    """The processes of one replica, connected; every call must be made by all of them, in order."""
 
     def __init__(self, meeting: Meeting, rank: int, size: int, device: torch.device) -> None:
         """Meet the other ranks, through NCCL on CUDA and gloo on a CPU.
 
-        Args:
-            rank: Which of them this is, from 0.
-            device: Where this rank computes.
-
         Raises:
             RuntimeError: Not all ranks came in time.
         """
-        self.rank, self.size = rank, size
+        self.rank, self.size = rank, size  # rank 0 schedules, samples and answers
         self._num_launched = 0
         store = meeting.store(size, _TIMEOUT)
         agreements = distributed.PrefixStore("agreements", store)
@@ -68,13 +59,11 @@ class Group:
     def all(self, claim: bool) -> bool:
         """Return whether every rank claims it, such as that a graph is correct and faster.
 
-        What is found by timing may differ between ranks, and those that then take different ways
-        would wait for each other for ever.
-
         Raises:
-            EngineFailed: The ranks have not launched the same sums, as where one has failed alone:
-                what they would compute from now on is not the model's.
+            EngineFailed: The ranks are out of step: one has failed alone.
         """
+        # What is found by timing may differ between ranks, and those that then take different ways
+        # would wait for each other for ever.
         launched = self._num_launched
         said = torch.tensor([not claim, launched, -launched], dtype=torch.int64)
         options = distributed.AllreduceOptions()

@@ -25,12 +25,11 @@ def kernels_of(
 ) -> Kernels | None:
     """Return the kernels of an engine that is starting; None off CUDA unless it is deterministic.
 
-    The cache must be unused, since timing overwrites it. A deterministic engine gets a fixed kernel
-    on every device, which is not chosen by its time and which no graph captures.
+    The cache must be unused, since timing overwrites it.
     """
     layout = loaded.kv_layout
     is_cuda = all(device.type == "cuda" for device in layout.devices)
-    if config.deterministic:
+    if config.deterministic:  # a fixed kernel, not chosen by its time, which no graph captures
         return tile_kernels(float32_partial if is_cuda else attention.partial)
     if not is_cuda:
         return None

@@ -1,8 +1,7 @@
 """Centres of the keys of models whose keys have a bias, for keys that are kept in fp8.
 
-The biases of Qwen2 are so large that fp8 would keep little else of a key. Subtracting one vector
-from all keys of a head changes all scores of a query equally, which the softmax cancels: here, the
-mean over positions of the rotated bias.
+Biases of Qwen2 are so large that fp8 would keep little else. Subtracting one vector, the mean over
+positions of the rotated bias, changes all scores of a query equally, which the softmax cancels.
 """
 
 from __future__ import annotations
@@ -16,11 +15,7 @@ POSITIONS = 4096  # over which the rotated bias is averaged
 
 @torch.inference_mode()
 def key_centres(model: torch.nn.Module) -> list[torch.Tensor | None]:
-    """Return the centre of each layer's keys [kv_heads, head_dim], or None for keys without bias.
-
-    Args:
-        model: A transformers model, or one rank's part of it.
-    """
+    """Return the centre of each layer's keys [kv_heads, head_dim]; None for keys without bias."""
     of_model: Any = model
     return [_centre(layer.self_attn, of_model.model.rotary_emb) for layer in of_model.model.layers]
 

@@ -1,6 +1,6 @@
-"""Loads models; device and dtype are decided here and nowhere else.
+"""Loads models from safetensors or GGUF files, and decides device and dtype.
 
-Weights come from safetensors or from a GGUF file. No code of a checkpoint is ever run.
+No code of a checkpoint is ever run.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rapid.config import EngineConfig
 from rapid.engines.attention import ragged as attention
 from rapid.engines.forward.decoder import decoder_of
 from rapid.engines.forward.gguf_weights import read_weights
-from rapid.engines.forward.products import Method, check_method, quantize
+from rapid.engines.forward.products import check_method, quantize
 from rapid.engines.forward.quantization import quantization_config
 from rapid.engines.forward.shards import RankPart, Shard, read_shard, shard_weights
 from rapid.engines.kv.cache import KVLayout
 from rapid.engines.kv.fp8 import check_device
-from rapid.errors import ConfigurationError
+from rapid.errors import ConfigurationError, first_line
 from rapid.planning.families import sliding_layers, window_of
 from rapid.planning.plan import MemoryNeed
 from rapid.planning.ring_sizes import RingPlan, ring_plan
@@ -54,34 +54,21 @@ class ModelParts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready for engines; several engines may share one.
-
-    Attributes:
-        model: the transformers model, with its attention set to `ragged_attention`.
-        tokenizer: the Hugging Face tokenizer.
-        eos_ids: ids of the tokens that end an answer.
-        vocab_size: number of ids that stand for a token; logits beyond are padding.
-        embedding_rows: number of ids that the model takes as input.
-        max_context: positions that the model supports, after `rope_scaling`.
-        device: device of the input ids.
-        dtype: dtype of the KV, and of weights that are not quantized.
-        kv_layout: shape, dtype and devices of the keys and values, as they are computed.
-        place: the rank, if this is one rank's part of a model that several processes compute.
-        followers: those that hold the other parts, for the first rank.
-    """
+    """A model ready for engines; several engines may share one."""
 
     config: EngineConfig
-    model: torch.nn.Module
-    tokenizer: Any
-    eos_ids: frozenset[int]
-    vocab_size: int
-    embedding_rows: int
-    max_context: int
-    device: torch.device
-    dtype: torch.dtype
-    kv_layout: KVLayout
+    model: torch.nn.Module  # the transformers model, with its attention set to `ragged_attention`
+    tokenizer: Any  # the Hugging Face tokenizer
+    eos_ids: frozenset[int]  # ids of the tokens that end an answer
+    vocab_size: int  # number of ids that stand for a token; logits beyond are padding
+    embedding_rows: int  # number of ids that the model takes as input
+    max_context: int  # positions that the model supports, after `rope_scaling`
+    device: torch.device  # device of the input ids
+    dtype: torch.dtype  # dtype of the KV, and of weights that are not quantized
+    kv_layout: KVLayout  # shape, dtype and devices of the keys and values, as they are computed
+    # The rank, if this is one rank's part of a model that several processes compute.
     place: RankPart | None = None
-    followers: ModelParts | None = None
+    followers: ModelParts | None = None  # those that hold the other parts, for the first rank
 
 
 def load_model(
@@ -94,8 +81,7 @@ def load_model(
     """Load weights and tokenizer.
 
     Args:
-        with_pools: whether an engine of these settings will be made, so that its KV must fit beside
-            the weights.
+        with_pools: whether an engine of these settings will be made, whose KV must fit, too.
         shard: the part of the model to load; None loads the whole. A part cannot compute before it
             has a `RankPart` (`rapid.engines.parallel`).
         num_machines: machines that have equally many of the model's parts.
@@ -115,7 +101,11 @@ def load_model(
     own_method = quantization = None
     if isinstance(config.quantization, str):
         own_method = config.quantization
-        _check_own_method(config, own_method, facts, device, dtype)
+        if facts.quantization is not None:
+            raise ConfigurationError(
+                f"model {config.model!r} is stored quantized: leave quantization out"
+            )
+        check_method(own_method, device, dtype)
     elif isinstance(config.quantization, dict) and config.quantization:
         quantization = quantization_config(config.quantization)
     if config.kv_cache_dtype == "fp8":
@@ -159,11 +149,7 @@ def load_model(
 
 
 def check_memory(*configs: EngineConfig, with_pools: bool = False, num_machines: int = 1) -> None:
-    """Check that the devices can hold all models together, before any is loaded.
-
-    Raises:
-        ConfigurationError: a device lacks the memory; the message has the numbers.
-    """
+    """Raise ConfigurationError, with numbers, unless the devices can hold all models together."""
     needs: dict[str, list[tuple[str, MemoryNeed]]] = {}
     for config in configs:
         device = _device(config.device)
@@ -179,25 +165,6 @@ def check_memory(*configs: EngineConfig, with_pools: bool = False, num_machines:
     for where, together in needs.items():
         name = ALL_GPUS if where == "balanced" else where
         check_fits(together, name, free_bytes(where))
-
-
-def _check_own_method(
-    config: EngineConfig,
-    method: Method,
-    facts: ModelFacts,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> None:
-    """Check that a model's weights can be quantized by `rapid.engines.forward.products`.
-
-    Raises:
-        ConfigurationError: They cannot; the sentence says what to change.
-    """
-    if facts.quantization is not None:
-        raise ConfigurationError(
-            f"model {config.model!r} is stored quantized: leave quantization out"
-        )
-    check_method(method, device, dtype)
 
 
 def _load_weights(
@@ -242,13 +209,13 @@ def _load_weights(
         )
     except OSError as error:
         raise ConfigurationError(
-            f"model {config.model!r}: no safetensors weights could be read ({_first_line(error)})"
+            f"model {config.model!r}: no safetensors weights could be read ({first_line(error)})"
         ) from error
     except (ImportError, ValueError, RuntimeError) as error:
         if not is_quantized:
             raise
         raise ConfigurationError(
-            f"model {config.model!r} cannot be loaded quantized: {_first_line(error)}"
+            f"model {config.model!r} cannot be loaded quantized: {first_line(error)}"
         ) from error
     if (weights is not None or "key_mapping" in settings) and read["missing_keys"]:
         raise ConfigurationError(
@@ -260,14 +227,8 @@ def _load_weights(
 
 
 def _check_on_gpus(config: EngineConfig, device_map: Mapping[str, int | str]) -> None:
-    """Check that accelerate put every layer on a GPU.
-
-    It would move what it put elsewhere to a GPU at each step, which makes an engine slower by
-    orders of magnitude without a word.
-
-    Raises:
-        ConfigurationError: A layer is in the host's memory or on disk.
-    """
+    """Check that accelerate put every layer on a GPU, and none in the host's memory or on disk."""
+    # It would move the others to a GPU at each step: slower by orders of magnitude without a word.
     elsewhere = [layer for layer, place in device_map.items() if str(place) in ("cpu", "disk")]
     if elsewhere:
         raise ConfigurationError(
@@ -290,7 +251,7 @@ def _transformers_config(source: str, facts: ModelFacts) -> Any:
             model_config.validate_rope()
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise ConfigurationError(
-            f"the configuration of {source} cannot be used: {_first_line(error)}"
+            f"the configuration of {source} cannot be used: {first_line(error)}"
         ) from error
     return model_config
 
@@ -337,16 +298,8 @@ def _head_dim(model_config: Any) -> int:
     return int(explicit or model_config.hidden_size // model_config.num_attention_heads)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [error.__class__.__name__])[0]
-
-
 def kv_layout_of(loaded: LoadedModel, config: EngineConfig) -> KVLayout:
-    """Return the layout of an engine's KV.
-
-    Raises:
-        ConfigurationError: The device does not read KV in fp8.
-    """
+    """Return the layout of an engine's KV, or raise ConfigurationError if fp8 cannot be read."""
     if config.kv_cache_dtype == "auto":
         return loaded.kv_layout
     check_device(loaded.device)

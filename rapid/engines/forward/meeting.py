@@ -15,13 +15,9 @@ distributed: Any = _distributed  # whose classes torch does not export by name
 
 @dataclass(frozen=True, slots=True)
 class InFile:
-    """For ranks of one machine, which talk over its loopback.
+    """For ranks of one machine, which talk over its loopback."""
 
-    Attributes:
-        path: A file that none of them has used yet, in a directory that exists.
-    """
-
-    path: str
+    path: str  # a file that none of them has used yet, in a directory that exists
 
     def store(self, size: int, timeout: timedelta) -> Any:
         """Return torch's store of what ranks tell each other to connect."""
@@ -34,15 +30,10 @@ class InFile:
 
 @dataclass(frozen=True, slots=True)
 class AtAddress:
-    """For ranks of several machines, each at the address by which it reaches the first.
+    """For ranks of several machines, each at the address by which it reaches the first."""
 
-    Attributes:
-        host: Address of the first rank's machine.
-        port: Port of the store that the first rank has opened (`open_store`).
-    """
-
-    host: str
-    port: int
+    host: str  # address of the first rank's machine
+    port: int  # port of the store that the first rank has opened (`open_store`)
 
     def store(self, size: int, timeout: timedelta) -> Any:
         """Return torch's store of what ranks tell each other to connect."""

@@ -42,15 +42,10 @@ def open_runner(
     vocab_size: int,
     make_host: Callable[[KVLayout, int, int], HostTier] = HostTier,
 ) -> tuple[Runner, HostTier | None]:
-    """Allocate an engine's KV and choose its kernels.
+    """Allocate an engine's KV and choose its kernels; return the runner and, if any, the host tier.
 
-    Args:
-        loaded: The model, or this rank's part of it.
-        vocab_size: Number of token ids that logits are returned for.
-        make_host: Makes the second tier, from its layout, its pages and the tokens of each.
-
-    Returns:
-        The runner over the KV, and the KV's second tier, in host memory, if there is one.
+    `make_host` makes that, from its layout, its pages and the tokens of each. Logits are those of
+    `vocab_size` ids.
 
     Raises:
         ConfigurationError: The KV pool cannot hold one sequence.
@@ -75,9 +70,7 @@ def open_runner(
     if len(set(layout.devices)) == 1:
         runner.capture_steps(max_context, GraphCapture())
     num_host_pages = config.host_cache_tokens // config.page_tokens
-    host = None
-    if num_host_pages:
-        host = make_host(layout, num_host_pages, config.page_tokens)
+    host = make_host(layout, num_host_pages, config.page_tokens) if num_host_pages else None
     return runner, host
 
 
@@ -86,10 +79,7 @@ def open_page_files(
 ) -> PageFiles:
     """Open the files of the pages of a model, or of this rank's part of it.
 
-    Args:
-        config: Settings of the engine, which name a folder.
-        host: Second tier of the KV.
-        context: What `page_context` returned, on the first rank.
+    `context` is what `page_context` returned, on the first rank.
 
     Raises:
         OSError: The folder cannot be used.
@@ -144,10 +134,8 @@ def page_context(loaded: LoadedModel, config: EngineConfig) -> bytes:
 
 
 def _computing_files(root: Path) -> Iterator[Path]:
-    """Return the files of this package whose code decides the numbers of a page.
-
-    The package's version would not do: kernels change without it.
-    """
+    """Return the files of this package whose code decides the numbers of a page."""
+    # The package's version would not do: kernels change without it.
     yield root / "checkpoints" / "ropes.py"
     for folder in ("attention", "forward", "kv"):
         yield from (root / "engines" / folder).glob("*.py")

@@ -1,8 +1,7 @@
 """Products of rows with a layer's weights, as they are or quantized.
 
-`quantize` replaces the linear layers of a loaded model; the head and the embeddings stay as they
-are. In eight bits each row has a scale, and the product is that with the numbers, which are exact
-in bfloat16, times the scales. ``int8`` on a CPU converts integers as it reads them, for few rows;
+In eight bits each row has a scale, and the product is that with the numbers, which are exact in
+bfloat16, times the scales. ``int8`` on a CPU converts integers as it reads them, for few rows;
 ``fp8`` on a GPU quantizes rows too, each with a scale of its own.
 """
 
@@ -28,18 +27,13 @@ _LEAST = 1e-12  # magnitude that a row of zeros is quantized for
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The product with one matrix of weights.
+    """The product with one matrix of weights."""
 
-    Attributes:
-        weight: [out, in], of the rows' dtype, or in eight bits; or packed in four bits.
-        scale: of each row of the weights in eight bits, [out]; scale and middle of each group of
-            those in four bits, [groups, out, 2]; None where they are not quantized.
-        bias: [out], or None.
-    """
-
-    weight: torch.Tensor
+    weight: torch.Tensor  # [out, in], of the rows' dtype, or in eight bits; or packed in four bits
+    # Of each row of the weights in eight bits, [out]; scale and middle of each group of those in
+    # four bits, [groups, out, 2]; None where they are not quantized.
     scale: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
+    bias: torch.Tensor | None = None  # [out], or None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the product of `rows` [..., in] with the weights, with the bias, [..., out]."""
@@ -73,11 +67,7 @@ class QuantizedLinear(torch.nn.Module):
 
 
 def check_method(method: Method, device: torch.device, dtype: torch.dtype) -> None:
-    """Check that weights of this kind can be computed with on a device.
-
-    Raises:
-        ConfigurationError: they cannot; the sentence says what to change.
-    """
+    """Raise ConfigurationError unless a device can compute with weights of this kind."""
     if method == "int8" and device.type != "cpu":
         raise ConfigurationError(
             "quantization: int8 is for a CPU: set quantization to fp8, or load_in_8bit: true"
@@ -102,13 +92,11 @@ def check_method(method: Method, device: torch.device, dtype: torch.dtype) -> No
 
 
 def quantize(model: torch.nn.Module, method: Method, device: torch.device) -> None:
-    """Replace the linear layers of the model's decoder layers, one at a time, by quantized ones.
-
-    The quantized weights are made on `device`, which so never holds those that they replace.
-    """
+    """Replace the linear layers of the model's decoder layers, one at a time, by quantized ones."""
     for parent in list(model.get_submodule("model").modules()):
         for name, layer in list(parent.named_children()):
             if type(layer) is torch.nn.Linear:
+                # Made on `device`, which so never holds the weights that they replace.
                 weight, scale = quantize_weight(layer.weight.detach().to(device), method)
                 bias = None if layer.bias is None else layer.bias.detach().to(device)
                 setattr(parent, name, QuantizedLinear(weight, scale, bias))

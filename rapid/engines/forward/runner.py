@@ -16,11 +16,7 @@ from rapid.engines.kv.cache import KVCache
 
 
 class Runner:
-    """The forward of one model over one KV cache, from feeds to logits.
-
-    Attributes:
-        device: Device of the inputs and the logits.
-    """
+    """The forward of one model over one KV cache, from feeds to logits."""
 
     def __init__(
         self,
@@ -31,12 +27,9 @@ class Runner:
         kernels: Kernels | None = None,
         place: RankPart | None = None,
     ) -> None:
-        """Fuse the model's weights.
+        """Fuse the weights of a transformers model, or of one rank's part of it.
 
         Args:
-            model: The transformers model, or one rank's part of it.
-            cache: The KV cache, of the same heads.
-            device: Device of the inputs and the logits.
             vocab_size: Number of token ids that logits are returned for.
             kernels: Attention kernels; None takes those of the cache's device.
             place: The rank, if the model is computed by several; they must run the same feeds.
@@ -77,13 +70,9 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
-        """Compute the feeds' rows in one forward.
+        """Compute the feeds' rows in one forward, and return the wanted logits of each.
 
-        The last layer may lie on another device than the first (``device: balanced``): rows are
-        selected on the device of the hidden states, and the logits return to that of the inputs.
-
-        Returns:
-            Per feed its wanted logits, float32, cut to the shared vocabulary, [num_wanted, vocab].
+        They are float32 and cut to the shared vocabulary [num_wanted, vocab].
         """
         if self._graphs is None:
             logits = self._forward(assemble(feeds, self.cache, self.device, self._kernels))
@@ -92,10 +81,7 @@ class Runner:
         return list(torch.split(logits.float(), [feed.num_wanted for feed in feeds]))
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
-        """Have a function called, on any thread, with what happened when ranks are lost.
-
-        In one process there are none.
-        """
+        """Have a function called, on any thread, with what happened when ranks are lost."""
 
     def close(self) -> None:
         """Free what other processes hold for this runner; in one process there is nothing."""
@@ -103,6 +89,7 @@ class Runner:
     def _forward(self, batch: Batch) -> torch.Tensor:
         """Return the logits of the wanted rows in the model's dtype, [num_wanted, vocab]."""
         hidden = self._compute_hidden(batch)
+        # The last layer may lie on another device than the first (``device: balanced``).
         wanted = hidden[:, batch.wanted.to(hidden.device)]
         logits: torch.Tensor = self._lm_head(wanted)[0]
         if self._softcap is not None:

@@ -1,8 +1,6 @@
 """One rank's part of a checkpoint, of which nothing else is read from disk.
 
-Queries, keys, values, gate and up projections are split by rows, so that a rank has whole heads and
-whole columns of the MLP; output and down projections are split by columns; the embedding table and
-the output matrix by vocabulary.
+A rank has whole heads and whole columns of the MLP, and a part of the vocabulary.
 """
 
 from __future__ import annotations
@@ -53,11 +51,9 @@ class Shard:
         return -(-vocab_size // self.size)
 
     def part(self, name: str, tensor: Any) -> torch.Tensor:
-        """Return this rank's part of a weight.
+        """Return this rank's part of a weight by its name in the checkpoint.
 
-        Args:
-            name: Its name in the checkpoint, such as ``model.layers.0.self_attn.q_proj.weight``.
-            tensor: A tensor, or a slice of a safetensors file, of which only this part is read.
+        `tensor` may be a slice of a safetensors file, of which only this part is read.
         """
         module, kind = name.split(".")[-2:]
         shape = _shape(tensor)
@@ -93,11 +89,7 @@ class RankPart:
 
 
 def read_shard(source: str, shard: Shard, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Read one rank's part of a checkpoint's safetensors files, by transformers' names.
-
-    Raises:
-        ConfigurationError: The checkpoint has no such files.
-    """
+    """Read one rank's part of a checkpoint's safetensors files, by transformers' names."""
     from safetensors import safe_open
 
     weights = {}
@@ -114,11 +106,7 @@ def shard_weights(weights: Mapping[str, torch.Tensor], shard: Shard) -> dict[str
 
 
 def weight_files(source: str) -> list[Path]:
-    """Return the safetensors files of a checkpoint directory or hub name, in order.
-
-    Raises:
-        ConfigurationError: The checkpoint has no such files.
-    """
+    """Return a checkpoint's safetensors files in order, or raise ConfigurationError."""
     from transformers.utils.hub import cached_file
 
     index = read_json(source, _INDEX)
@@ -132,11 +120,9 @@ def weight_files(source: str) -> list[Path]:
 
 
 def fingerprint(source: str) -> str:
-    """Return a digest of a checkpoint's settings and of a sample of its weights.
-
-    Ranks that have read different files would compute nonsense together, also where they are of one
-    model that was trained further in two ways.
-    """
+    """Return a digest of a checkpoint's settings and of a sample of its weights."""
+    # Ranks that have read different files would compute nonsense together, also those of one model
+    # that was trained further in two ways.
     digest = blake2b(json.dumps(read_json(source, "config.json"), sort_keys=True).encode())
     for path in [Path(source)] if Path(source).is_file() else weight_files(source):
         digest.update(digest_of_samples(path).encode())

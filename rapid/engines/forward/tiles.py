@@ -1,8 +1,7 @@
 """Deterministic forwards: the numbers of a position depend only on the tokens before it.
 
 Every position is computed in the same place of a forward of one shape: one tile of `TILE_ROWS`
-positions of one sequence, padded. So draft lengths, budgets, other sequences and caches change no
-bit. Sequences are computed one after the other.
+positions of one sequence, padded. So nothing else that is computed changes a bit.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ class TiledRunner(Runner):
         """See `Runner`; the last slot of `cache` must be unused, for padding is stored there.
 
         Raises:
-            ConfigurationError: the model's products are not plain ones (see `decoder_of`), so that
-                a row of them may depend on the others.
+            ConfigurationError: a row of the model's products may depend on others (`decoder_of`).
         """
         super().__init__(model, cache, device, vocab_size, kernels or tile_kernels(), place)
         if self._decoder is None:
@@ -124,8 +122,7 @@ def tiles(feed: Feed) -> Iterator[tuple[int, Sequence[int]]]:
 def tile_kernels(kernel: PartialKernel = partial) -> Kernels:
     """Return the attention kernels of a `TiledRunner`, of which none can be captured.
 
-    Args:
-        kernel: partial attention whose result depends on the values and shapes of its inputs only.
+    The numbers of `kernel` may depend on the values and shapes of its inputs only.
     """
     attend = functools.partial(attend_in_tile, kernel=kernel)
     return Kernels(attend, attend)
@@ -134,14 +131,8 @@ def tile_kernels(kernel: PartialKernel = partial) -> Kernels:
 def attend_in_tile(inputs: AttentionInputs, kernel: PartialKernel) -> torch.Tensor:
     """Attend from one tile to the tiles before it and, causally, to itself.
 
-    The shapes of all products depend on the position of the tile only.
-
-    Args:
-        inputs: those of one sequence, with TILE_ROWS rows; its segment covers the rows of the tile
-            that are not padding.
-
-    Returns:
-        [1, TILE_ROWS, heads, head_dim]; the rows of padding have no meaning.
+    The segment of `inputs`, which has TILE_ROWS rows, covers those that are not padding; of
+    [1, TILE_ROWS, heads, head_dim] the others have no meaning.
     """
     query, keys, rows = inputs.query, inputs.keys, inputs.rows
     (segment,) = rows.segments

@@ -1,8 +1,8 @@
 """The KV cache: tensors of slots, and the pool of pages.
 
 A page is `page_tokens` consecutive slots. A sequence's pages come in **runs** of consecutive pages,
-so that attention reads its keys in place, as few strided views of one tensor. Pages are
-reference-counted. Discarding tokens touches no page: the sequence stops counting them as computed.
+so that attention reads its keys in place, as few strided views of one tensor. Discarding tokens
+touches no page: the sequence stops counting them as computed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from rapid.engines.kv.fp8 import FP8, from_fp8, to_fp8
@@ -41,22 +40,13 @@ class Run:
 
 
 class PagePool:
-    """Reference-counted ledger of pages: every page is free or has a number of holders.
-
-    `allocate` makes the caller the only holder, `share` adds a holder and `free` drops one; a page
-    without holders is free again.
-    """
+    """Reference-counted ledger of pages: every page is free or has a number of holders."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._free = [Run(0, num_pages)]  # by start, never adjacent to each other
-        self._num_holders = np.zeros(num_pages, dtype=np.int32)
-        self._num_free = num_pages
-
-    @property
-    def num_free(self) -> int:
-        """Number of pages without a holder."""
-        return self._num_free
+        self.num_holders = np.zeros(num_pages, dtype=np.int32)  # of every page; for reading only
+        self.num_free = num_pages  # pages without a holder
 
     @property
     def num_free_together(self) -> int:
@@ -64,23 +54,14 @@ class PagePool:
         return max(map(len, self._free), default=0)
 
     @property
-    def num_holders(self) -> npt.NDArray[np.int32]:
-        """Number of holders of every page [num_pages]; callers must not write to it."""
-        return self._num_holders
-
-    @property
     def num_in_use(self) -> int:
         """Number of pages with at least one holder."""
-        return self.num_pages - self._num_free
+        return self.num_pages - self.num_free
 
     def allocate(self, num_pages: int) -> tuple[Run, ...]:
-        """Take pages from the tightest free run that fits, else from as few runs as possible.
-
-        Raises:
-            OutOfPages: Fewer pages are free than requested.
-        """
-        if num_pages > self._num_free:
-            raise OutOfPages(f"{num_pages} pages asked, {self._num_free} free")
+        """Take pages from the tightest free run that fits, else few runs, or raise OutOfPages."""
+        if num_pages > self.num_free:
+            raise OutOfPages(f"{num_pages} pages asked, {self.num_free} free")
         by_length = sorted(self._free, key=len)
         taken: list[Run] = []
         rests: dict[Run, Run] = {}
@@ -94,35 +75,31 @@ class PagePool:
             missing -= len(run)
         self._free = [rest for run in self._free if (rest := rests.get(run, run))]
         for run in taken:
-            self._num_holders[run.start : run.stop] = 1
-        self._num_free -= num_pages
+            self.num_holders[run.start : run.stop] = 1
+        self.num_free -= num_pages
         return tuple(sorted(taken))
 
     def share(self, runs: Iterable[Run]) -> None:
         """Add a holder to each page of runs that are in use."""
         for run in runs:
-            self._num_holders[run.start : run.stop] += 1
+            self.num_holders[run.start : run.stop] += 1
 
     def free(self, runs: Iterable[Run]) -> None:
         """Drop a holder of each page; pages without a holder become free."""
         for run in runs:
-            holders = self._num_holders[run.start : run.stop]
+            holders = self.num_holders[run.start : run.stop]
             holders -= 1
             for start, stop in _ranges(holders == 0):
                 self._return(Run(run.start + start, run.start + stop))
 
     def check_integrity(self, held: Iterable[Iterable[Run]] | None = None) -> None:
-        """Raise AssertionError unless the ledger is consistent.
-
-        Every page must be either free or held, and the counts of holders must be those of `held`,
-        if given: the runs that each holder has.
-        """
+        """Raise AssertionError unless every page is free or held, as often as `held` says."""
         free = np.zeros(self.num_pages, dtype=bool)
         for run in self._free:
             _require(len(run) > 0 and not free[run.start : run.stop].any(), "free runs overlap")
             free[run.start : run.stop] = True
-        _require(int(free.sum()) == self._num_free, "the count of free pages is wrong")
-        _require(bool((free == (self._num_holders == 0)).all()), "a page is neither free nor held")
+        _require(int(free.sum()) == self.num_free, "the count of free pages is wrong")
+        _require(bool((free == (self.num_holders == 0)).all()), "a page is neither free nor held")
         _require(all(a.stop < b.start for a, b in zip(self._free, self._free[1:], strict=False)),
                  "adjacent free runs")  # fmt: skip
         if held is not None:
@@ -130,7 +107,7 @@ class PagePool:
             for runs in held:
                 for run in runs:
                     counted[run.start : run.stop] += 1
-            _require(bool((counted == self._num_holders).all()), "holders and counts differ")
+            _require(bool((counted == self.num_holders).all()), "holders and counts differ")
 
     def _return(self, run: Run) -> None:
         index = bisect_left(self._free, run)
@@ -140,7 +117,7 @@ class PagePool:
         if index < len(self._free) and self._free[index].start == stop:
             stop, last = self._free[index].stop, index + 1
         self._free[first:last] = [Run(start, stop)]
-        self._num_free += len(run)
+        self.num_free += len(run)
 
 
 def _ranges(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[tuple[int, int]]:
@@ -154,12 +131,7 @@ def _require(condition: bool, what: str) -> None:
 
 
 class PageTable:
-    """Map from the token positions of one sequence to slots of the KV tensors.
-
-    Attributes:
-        runs: The pages in the sequence's order, with adjacent runs joined.
-        num_tokens: Number of tokens that the pages can hold.
-    """
+    """Map from the token positions of one sequence to slots of the KV tensors."""
 
     def __init__(self, runs: Iterable[Run], page_tokens: int) -> None:
         joined: list[Run] = []
@@ -168,7 +140,7 @@ class PageTable:
                 joined[-1] = Run(joined[-1].start, run.stop)
             else:
                 joined.append(run)
-        self.runs = tuple(joined)
+        self.runs = tuple(joined)  # in the sequence's order, adjacent ones joined
         self.num_tokens = sum(map(len, joined)) * page_tokens
         self._page_tokens = page_tokens
 
@@ -187,23 +159,17 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Shape and dtype of a model's keys and values, and the device of each layer's attention.
+    """Shape and dtype of a model's keys and values, and the device of each layer's attention."""
 
-    Attributes:
-        num_kv_heads: heads of keys and values.
-        devices: device of each layer.
-        is_fp8: whether they are kept in fp8 (see `rapid.engines.kv.fp8`) instead of in `dtype`.
-        window: last tokens that rows of sliding layers attend to; None without such layers.
-        sliding: whether each layer slides; empty where none does.
-    """
-
-    num_kv_heads: int
+    num_kv_heads: int  # heads of keys and values
     head_dim: int
     dtype: torch.dtype
-    devices: tuple[torch.device, ...]
+    devices: tuple[torch.device, ...]  # device of each layer
+    # Whether they are kept in fp8 (see `rapid.engines.kv.fp8`) instead of in `dtype`.
     is_fp8: bool = False
+    # Last tokens that rows of sliding layers attend to; None without such layers.
     window: int | None = None
-    sliding: tuple[bool, ...] = ()
+    sliding: tuple[bool, ...] = ()  # whether each layer slides; empty where none does
 
     @property
     def kept_dtype(self) -> torch.dtype:
@@ -228,17 +194,6 @@ class KVCache:
 
     With the slots in the middle dimension, a run of pages is a plain slice of every head. Sliding
     layers have slots of pages like the others, or slots of rings (`rapid.engines.kv.rings`).
-
-    Attributes:
-        layout: Shape and dtype of the keys and values.
-        num_slots: Slots of all pages.
-        num_ring_slots: Slots of all rings and kept windows; 0 where all layers have pages.
-        in_rings: Whether each layer's slots are those of rings.
-        stacks: Keys and values of neighbouring layers on one device with the same slots, each
-            [layers, 2, kv_heads, slots, head_dim].
-        layers: The keys and the values of each layer, both [kv_heads, slots, head_dim].
-        centres: Vector [kv_heads, head_dim] of each layer that is subtracted from keys in fp8, or
-            None (see `rapid.engines.kv.fp8`).
     """
 
     def __init__(
@@ -251,11 +206,16 @@ class KVCache:
     ) -> None:
         self.layout = layout
         self.page_tokens = page_tokens
+        # What is subtracted from keys in fp8, [kv_heads, head_dim] or None, by layer.
         self.centres = list(centres) or [None] * len(layout.devices)
         self.num_slots = num_pages * page_tokens
-        self.num_ring_slots = num_ring_slots
+        self.num_ring_slots = (
+            num_ring_slots  # of rings and kept windows; 0 if all layers have pages
+        )
         all_pages = (False,) * len(layout.devices)
         self.in_rings = layout.sliding if num_ring_slots else all_pages
+        # Neighbouring layers on one device with the same slots, each
+        # [layers, 2, kv_heads, slots, head_dim]; and keys and values by layer.
         self.stacks = []
         for (device, in_rings), group in groupby(zip(layout.devices, self.in_rings, strict=True)):
             num_slots = num_ring_slots if in_rings else self.num_slots
@@ -271,11 +231,9 @@ class KVCache:
     def store(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values of rows, and return them as they will be read.
+        """Write keys and values of rows, and return them as they will be read.
 
-        Args:
-            slots: Slot of each row, int64 [rows].
-            key: [1, kv_heads, rows, head_dim].
+        Both are [1, kv_heads, rows, head_dim]; `slots` are int64 [rows].
         """
         keys, values = self.layers[layer]
         if not self.layout.is_fp8:
@@ -295,10 +253,7 @@ class KVCache:
         return from_fp8(to_fp8(numbers), numbers.dtype) if self.layout.is_fp8 else numbers
 
     def blocks(self, pages: slice) -> list[torch.Tensor]:
-        """Return neighbouring pages as a view of each stack.
-
-        Its shape is [pages, layers, 2, kv_heads, page_tokens, head_dim].
-        """
+        """Return pages as views of stacks [pages, layers, 2, kv_heads, page_tokens, head_dim]."""
         slots = slice(pages.start * self.page_tokens, pages.stop * self.page_tokens)
         size = (pages.stop - pages.start, self.page_tokens)
         return [
@@ -315,8 +270,7 @@ class KVCache:
     ) -> None:
         """Copy the slots of `sources` into the leading slots of `destinations`.
 
-        Args:
-            of_rings: Whether to copy in all layers that have rings, instead of in all others.
+        It copies in all layers that have rings if `of_rings`, else in all others.
         """
         read = [slot for span in sources for slot in range(*span)]
         write = [slot for span in destinations for slot in range(*span)][: len(read)]

@@ -4,8 +4,6 @@ Pages pass through the `HostTier`, one file a page (`rapid.engines.kv.page_files
 
     save      pool -> host memory (a copy) -> file (a thread)
     restore   file -> host memory (threads) -> pool (a copy)
-
-The threads touch only pages in host memory that are held for them, and nothing waits for a write.
 """
 
 from __future__ import annotations
@@ -57,16 +55,12 @@ class DiskTier:
 
     Like those of `PrefixCache`, its methods are called with the engine's lock held, except for
     `start` and `close`.
-
-    Attributes:
-        pace: Measured pace of reading and of computing pages.
-        num_read: Pages read so far.
     """
 
     def __init__(self, host: HostTier, files: PageFiles, clock: Clock = time.monotonic) -> None:
         self.files = files
         self.pace = RestorePace(host.pace.computing)
-        self.num_read = 0
+        self.num_read = 0  # pages
         self._host = host
         self._clock = clock
         self._most_held = max(len(host.blocks) // 2, 1)
@@ -87,11 +81,7 @@ class DiskTier:
         self._wake: Callable[[], None] = lambda: None
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Start the threads.
-
-        Args:
-            wake: Called on any of them when `go_on` has something to do.
-        """
+        """Start the threads, any of which calls `wake` when `go_on` has something to do."""
         self._wake = wake
         queues = [self._to_write, *[self._to_read] * NUM_READERS]
         self._threads = [
@@ -117,10 +107,8 @@ class DiskTier:
             self._to_write.put(_Use(names))
 
     def save(self, name: bytes, tenant: str) -> None:
-        """Have a page written that was computed, unless it is there.
-
-        A page of no tenant is not kept: an engine computes such pages only to try its steps.
-        """
+        """Have a page written that was computed, unless it is there."""
+        # A page of no tenant is not kept: an engine computes such pages only to try its steps.
         if not tenant or name in self.files or self._is_full or self._is_off:
             return
         self._unsaved[name] = tenant
@@ -161,9 +149,7 @@ class DiskTier:
     def go_on(self, uncomputed: PageOf, computed: PageOf) -> None:
         """Use what the threads have finished, and give them more.
 
-        Args:
-            uncomputed: Returns the pool's page of a name that is not computed, if any.
-            computed: Returns the pool's page of a name that is computed, if any.
+        The arguments return the pool's page of a name that is not computed, or is, if any.
         """
         while self._finished:
             self._use(*self._finished.popleft(), uncomputed)

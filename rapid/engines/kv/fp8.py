@@ -2,8 +2,7 @@
 
 A number of fp8 (e4m3) has four significant bits; magnitudes from 1/64 to 448 are kept to a
 sixteenth, smaller ones to the next multiple of 1/512. What was rounded once is exact in every dtype
-that models compute in. So whatever reads a key reads the same number: the rows that were computed
-with it, later ones, and those of another engine that found it in a cache.
+that models compute in, so whatever reads a key reads the same number.
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ _EXPONENT = 2.0**120  # what an exponent of fp8 lacks in the place of one of flo
 
 
 def check_device(device: torch.device) -> None:
-    """Check that KV in fp8 can be read on a device.
-
-    Raises:
-        ConfigurationError: It cannot; the sentence says what to change.
-    """
+    """Raise ConfigurationError unless KV in fp8 can be read on a device."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < CAPABILITY:
         raise ConfigurationError(
             "kv_cache_dtype: fp8 needs a GPU of compute capability 8.9 or later (L4, H100): leave "
@@ -46,11 +41,9 @@ def from_fp8(kept: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _from_bits(kept: torch.Tensor) -> torch.Tensor:
-    """Return numbers of fp8 in float32, several times as fast as torch converts them on a CPU.
-
-    Sign, exponent and digits of a float32 are at the same places as those of fp8 in its upper bits,
-    but for the sign, which is repeated by the conversion to a signed integer.
-    """
+    """Return numbers of fp8 in float32, several times as fast as torch converts them on a CPU."""
+    # Exponent and digits of a float32 are at the places of those of fp8 in its upper bits; the sign
+    # is repeated by the conversion to a signed integer.
     bits = kept.view(torch.int8).to(torch.int32)
     bits <<= 20
     bits &= _SIGN_AND_DIGITS

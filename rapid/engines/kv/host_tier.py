@@ -1,13 +1,12 @@
 """Second cache tier: KV pages in host memory, and the copies to and from the engine's pool.
 
 A copy is queued when a lease opens or ends, launched by the compute thread between two forwards,
-and landed when its bytes are there (`rapid.engines.kv.lanes`). Nothing else writes to a page while
-a copy of it is queued or on its way.
+and landed when its bytes are there (`rapid.engines.kv.lanes`).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,46 +24,32 @@ _FADE = 0.999  # factor on the restoring estimate with every page not restored b
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Copy of one page between the engine's pool and host memory.
+    """Copy of one page between the engine's pool and host memory."""
 
-    Attributes:
-        name: Name of the page's content (see `rapid.engines.kv.prefix_cache`).
-        page: Page in the engine's pool.
-        is_restore: Whether the page is copied back into the pool instead of out of it.
-    """
-
-    name: bytes
-    page: int
+    name: bytes  # name of the page's content (see `rapid.engines.kv.prefix_cache`)
+    page: int  # page in the engine's pool
     host_page: int
-    is_restore: bool
+    is_restore: bool  # whether the page is copied back into the pool instead of out of it
 
 
 class HostTier:
     """Least-recently-used cache, in host memory, of pages of the engine's pool.
 
     It has those that left the pool and, above a disk tier, all that pass through it to the disk.
-
-    Like those of `PrefixCache`, its methods are called with the engine's lock held, except for
-    `launch` and `take_landed`, which run on the compute thread between two forwards, so that a page
-    is copied out before its next holder writes into it.
-
-    Attributes:
-        blocks: All pages [pages, layers, 2, kv_heads, page_tokens, head_dim]: the KV of a page lies
-            together, so that neighbours are one transfer.
-        tags: Tag of every page, as it will be when all launched copies have landed.
-        pace: Measured pace of restoring and of computing pages.
-        num_restored: Pages copied back so far.
+    Its methods are called with the engine's lock held, except for `launch` and `take_landed`, which
+    run on the compute thread between two forwards.
     """
 
     def __init__(self, layout: KVLayout, num_pages: int, page_tokens: int) -> None:
         shape = (len(layout.devices), 2, layout.num_kv_heads, page_tokens, layout.head_dim)
+        # The KV of a page lies together, so that neighbours are one transfer.
         self.blocks = torch.empty((num_pages, *shape), dtype=layout.kept_dtype)
         if layout.devices[0].type == "cuda":
             pin(self.blocks, self)
         self._lane = lane_for(set(layout.devices), self.blocks[:1])
-        self.tags: Tags = [None] * num_pages
+        self.tags: Tags = [None] * num_pages  # as they will be when all launched copies have landed
         self.pace = RestorePace()
-        self.num_restored = 0
+        self.num_restored = 0  # pages
         self._num_pages = num_pages
         self._page_of: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._name_of: dict[int, bytes] = {}
@@ -110,23 +95,14 @@ class HostTier:
     # --- copies, as they are ordered --------------------------------------------------------------
 
     def keep(self, name: bytes, page: int) -> None:
-        """Queue the copy of a page that leaves the engine's pool, if there is room for it.
-
-        Pages named in the last `want` are not evicted for it.
-        """
+        """Queue the copy of a page that leaves the engine's pool, if there is room for it."""
         if name in self._page_of:
             self._page_of.move_to_end(name)
         elif (host_page := self._room(self._wanted)) is not None:
             self._queue(Move(name, page, self._add(name, host_page), is_restore=False))
 
     def restore(self, name: bytes, page: int) -> bool:
-        """Queue the copy of a page into the engine's pool, if it is held and copying is faster.
-
-        See `RestorePace.is_restoring_faster`.
-
-        Returns:
-            Whether the page is held.
-        """
+        """Queue the copy of a page into the pool, if that is faster; return whether it is here."""
         host_page = self._page_of.get(name)
         if host_page is None:
             return False
@@ -165,11 +141,7 @@ class HostTier:
     # --- copies, as they are made -----------------------------------------------------------------
 
     def launch(self, moves: Sequence[Move], cache: KVCache, tags: Tags) -> None:
-        """Begin copies, one run of neighbouring pages at a time.
-
-        Args:
-            moves: The copies, in order.
-            tags: Tags of the pages of `cache`; they are copied along with the pages.
+        """Begin copies, in order, one run of neighbouring pages at a time, and copy `cache`'s tags.
 
         Raises:
             AssertionError: A restored page does not hold the KV that its move names.
@@ -247,10 +219,7 @@ class HostTier:
             self._free.append(host_page)
 
     def borrow(self) -> int | None:
-        """Return a page, held and without a name, that no copy reads or writes; None without one.
-
-        The least recently used one is evicted for it.
-        """
+        """Return a page, held and unnamed, that no copy reads or writes; None if there is none."""
         host_page = self._room(frozenset(), is_quiet=True)
         if host_page is not None:
             self._held.add(host_page)
@@ -268,8 +237,8 @@ class HostTier:
 
     def _queue(self, move: Move) -> None:
         self._moves.append(move)
-        self._copies.add(move.page)
-        self._host_copies.add(move.host_page)
+        self._copies[move.page] += 1
+        self._host_copies[move.host_page] += 1
 
     def _add(self, name: bytes, host_page: int) -> int:
         self._page_of[name] = host_page
@@ -277,11 +246,9 @@ class HostTier:
         return host_page
 
     def _room(self, wanted: frozenset[bytes] | set[bytes], *, is_quiet: bool = False) -> int | None:
-        """Take a free page, or else that of the least recently used name, unless it is wanted.
-
-        What leaves the pool comes tail first and takes free pages from the end, what is borrowed
-        comes head first and takes them from the beginning: neighbours stay neighbours.
-        """
+        """Take a free page, or else that of the least recently used name, unless it is wanted."""
+        # What leaves the pool comes tail first and takes free pages from the end, what is borrowed
+        # comes head first and takes them from the beginning: neighbours stay neighbours.
         take, put_back = self._free.pop, self._free.appendleft
         if is_quiet:
             take, put_back = self._free.popleft, self._free.append
@@ -300,38 +267,19 @@ class HostTier:
         return None
 
 
-class _Counts:
+class _Counts(Counter[int]):
     """How often each number was added and not dropped."""
 
-    def __init__(self, numbers: Iterable[int] = ()) -> None:
-        self._counts: dict[int, int] = {}
-        for number in numbers:
-            self.add(number)
-
-    def add(self, number: int) -> None:
-        self._counts[number] = self._counts.get(number, 0) + 1
-
     def drop(self, number: int) -> None:
-        left = self._counts.pop(number) - 1
-        if left:
-            self._counts[number] = left
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._counts
-
-    def __bool__(self) -> bool:
-        return bool(self._counts)
+        if left := self.pop(number) - 1:
+            self[number] = left
 
 
 class RestorePace:
-    """Running means of the measured seconds per page: of copying it back, and of computing it.
-
-    Attributes:
-        computing: The mean of computing, which the paces of host memory and of the disk share.
-    """
+    """Running means of the measured seconds per page: of copying it back, and of computing it."""
 
     def __init__(self, computing: RunningMean | None = None) -> None:
-        self.computing = computing or RunningMean(_WEIGHT)
+        self.computing = computing or RunningMean(_WEIGHT)  # shared by host memory and disk
         self._restoring = RunningMean(_WEIGHT)
 
     def observe_restored(self, num_pages: float, seconds: float) -> None:
@@ -355,10 +303,8 @@ class RestorePace:
 
 
 def _join(moves: Sequence[Move]) -> Iterator[list[Move]]:
-    """Join moves whose pages are neighbours in both tiers; yield them, the lowest page first.
-
-    Prompts come back head first and leave tail first, so neighbours may follow in either direction.
-    """
+    """Join moves whose pages are neighbours in both tiers; yield them, the lowest page first."""
+    # Prompts come back head first and leave tail first: neighbours follow in either direction.
     run: list[Move] = []
     step = 0
     for move in moves:

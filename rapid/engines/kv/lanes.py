@@ -9,6 +9,7 @@ import logging
 import time
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -37,10 +38,7 @@ class Mark(Protocol):
 
 
 class Lane:
-    """Copies in the calling thread, which have landed when `launch` returns.
-
-    On a CPU, memory is as fast from one thread as from another.
-    """
+    """Copies in the calling thread, which have landed when `launch` returns."""
 
     def launch(self, pairs: Pairs) -> Mark:
         """Begin to copy the first block of each pair into the second."""
@@ -53,11 +51,11 @@ class Lane:
         """Wait until everything launched has landed, also what `launch` could not finish."""
 
 
+@dataclass(eq=False, slots=True)
 class Landed:
     """The mark of copies that are made."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.seconds = seconds
+    seconds: float = 0.0
 
     def is_reached(self) -> bool:
         """Return True."""
@@ -68,19 +66,13 @@ class Landed:
 
 
 class StreamLane(Lane):
-    """Copies on a CUDA stream of their own, beside the forwards.
-
-    A page's layers, keys and values lie together in host memory, and apart in the pool.
-    """
+    """Copies on a CUDA stream of their own, beside the forwards."""
 
     def __init__(self, device: torch.device, block: torch.Tensor) -> None:
-        """Allocate the buffer.
-
-        Args:
-            block: A block of one page in host memory.
-        """
+        """Allocate the buffer for blocks like that of one page in host memory."""
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # A page's layers, keys and values lie together in host memory, and apart in the pool.
         self._num_staged = max(STAGED_BYTES // block.nbytes, 1)
         shape = (self._num_staged, *block.shape[1:])
         self._staged = torch.empty(shape, dtype=block.dtype, device=device)
@@ -125,22 +117,14 @@ class _StreamMark:
 
 
 def lane_for(devices: set[torch.device], block: torch.Tensor) -> Lane:
-    """Return the lane between a pool and host memory.
-
-    Args:
-        devices: Devices of the pool. Layers on several are copied by the compute thread.
-        block: A block of one page in host memory.
-    """
+    """Return the lane between a pool's devices and host memory, of which one page is `block`."""
     (device, *others) = devices
     return Lane() if others or device.type != "cuda" else StreamLane(device, block)
 
 
 def pin(tensor: torch.Tensor, owner: object) -> None:
-    """Lock a tensor's memory, for as long as its owner lives, so that a device copies it by itself.
-
-    torch's own pinned memory takes the next power of two, which for most of a host's memory is too
-    much. Without the lock, copies stay right and become slower.
-    """
+    """Lock a tensor's memory, while its owner lives, so that a device copies it by itself."""
+    # torch's own pinned memory takes the next power of two: too much of a host's memory.
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     error = int(cudart.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
     if error:

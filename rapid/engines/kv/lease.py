@@ -13,27 +13,20 @@ from rapid.messages import LeaseRequest
 
 @dataclass(eq=False)
 class Lease:
-    """A lease: the KV pages and sequences of one request on an engine.
-
-    Attributes:
-        runs: The pages that each choice holds, as the pool counts them.
-        prompt_pages: The full pages of the prompt, which other leases may share.
-        last_used: Time of the last use or renewal, in seconds of the ledger's clock.
-        expects_companion: Whether room is kept for a second lease of the same request.
-        busy: Choices with a call in progress; a busy lease does not expire.
-        num_read: Tokens of the prompt whose KV the first choice holds, as its prefill last said.
-        expires: Whether the lease ends when it is idle and unrenewed for the time-to-live.
-    """
+    """A lease: the KV pages and sequences of one request on an engine."""
 
     request: LeaseRequest
     sequences: list[Sequence]
-    runs: list[tuple[Run, ...]]
-    prompt_pages: Pages
+    runs: list[tuple[Run, ...]]  # the pages that each choice holds, as the pool counts them
+    prompt_pages: Pages  # the full pages of the prompt, which other leases may share
     page_names: list[bytes]
-    last_used: float
-    expects_companion: bool
+    last_used: float  # time of the last use or renewal, in seconds of the ledger's clock
+    expects_companion: bool  # whether room is kept for a second lease of the same request
+    # Choices with a call in progress; a busy lease does not expire.
     busy: set[int] = field(default_factory=set)
+    # Tokens of the prompt whose KV the first choice holds, as its prefill last said.
     num_read: int = 0
+    # Whether the lease ends when it is idle and unrenewed for the time-to-live.
     expires: bool = True
 
     @property

@@ -38,26 +38,18 @@ class LeaseLedger:
     """Open leases, and the queue of those that wait for pages or for one of `max_leases` places.
 
     The ledger is not thread-safe: its methods are called with the engine's lock held.
-
-    Attributes:
-        max_leases: Number of leases that may be open at once.
-        max_context: Longest prompt plus answer of one sequence, in tokens.
-        ttl_s: Seconds after which an unused lease expires.
-        clock: Monotonic clock in seconds.
-        host: Second tier of the prefix cache, in host memory, if any.
-        disk: Third tier, below `host`, if any.
-        rings: The rings of layers with a sliding window, one for each choice of a lease; None where
-            all layers have pages.
     """
 
     pool: PagePool
     page_tokens: int
-    max_leases: int
-    max_context: int
-    ttl_s: float
-    clock: Clock
-    host: HostTier | None = None
-    disk: DiskTier | None = None
+    max_leases: int  # number of leases that may be open at once
+    max_context: int  # longest prompt plus answer of one sequence, in tokens
+    ttl_s: float  # seconds after which an unused lease expires
+    clock: Clock  # monotonic clock in seconds
+    host: HostTier | None = None  # second tier of the prefix cache, in host memory, if any
+    disk: DiskTier | None = None  # third tier, below `host`, if any
+    # The rings of layers with a sliding window, one for each choice of a lease; None where all
+    # layers have pages.
     rings: RingPool | None = None
     prefixes: PrefixCache = field(init=False)
     _open: dict[str, Lease] = field(default_factory=dict)
@@ -69,10 +61,7 @@ class LeaseLedger:
     def prepare(
         self, request: LeaseRequest, on_open: Callable[[Lease | Exception], None]
     ) -> Waiter:
-        """Return a waiter for a request, with its prompt's pages named.
-
-        Naming takes a while for a long prompt and does not need the engine's lock.
-        """
+        """Return a waiter for a request, with its prompt's pages named; it needs no lock."""
         owner = f"{request.tenant}\0{request.cache_salt}" if request.cache_salt else request.tenant
         names = page_names(request.prompt_ids, self.page_tokens, owner)
         return Waiter(request, on_open, names)
@@ -196,11 +185,7 @@ class LeaseLedger:
         )
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless the ledger is consistent.
-
-        Pages must add up, each held one must belong to an open lease or to the prefix cache, and no
-        lease may wait although it fits.
-        """
+        """Raise AssertionError unless pages add up and no lease waits though it fits."""
         self.prefixes.check_integrity(runs for lease in self._open.values() for runs in lease.runs)
         if self.rings is not None:
             self.rings.check_integrity(r for each in self._open.values() for r in each.rings)
@@ -325,10 +310,7 @@ class LeaseLedger:
         return min(longest, self.max_context)
 
     def _num_shared(self, request: LeaseRequest, num_prompt: int) -> int:
-        """Return the number of full prompt pages, without the last token, that choices share.
-
-        It is 0 for a single choice.
-        """
+        """Return the number of full prompt pages, without the last token, that choices share."""
         return (num_prompt - 1) // self.page_tokens if request.num_choices > 1 else 0
 
     def _num_pages(self, request: LeaseRequest, num_prompt: int) -> int:

@@ -15,21 +15,16 @@ MOST_OVERTAKEN = 8  # later leases that may open before an earlier one of anothe
 
 @dataclass(eq=False)
 class Waiter:
-    """Request for a lease, as it stands in the queue.
-
-    Attributes:
-        on_open: Callback, called at most once: with the lease when it opens, or with the error why
-            it never will.
-        page_names: Names of the full pages of the prompt.
-        number: Position in the order of submission.
-        num_overtaken: Number of later leases of other tenants that opened while this one stood at
-            the head of its tenant's line.
-    """
+    """Request for a lease, as it stands in the queue."""
 
     request: LeaseRequest
+    # Callback, called at most once: with the lease when it opens, or with the error why it never
+    # will.
     on_open: Callable[[Lease | Exception], None]
-    page_names: list[bytes]
-    number: int = 0
+    page_names: list[bytes]  # names of the full pages of the prompt
+    number: int = 0  # position in the order of submission
+    # Number of later leases of other tenants that opened while this one stood at the head of its
+    # tenant's line.
     num_overtaken: int = 0
 
     @property

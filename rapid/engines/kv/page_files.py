@@ -1,8 +1,7 @@
 """Files of KV pages: a folder for each model, in it one for each tenant, in it one file a page.
 
 A file begins with the format, the **context** of the KV (what it was computed from and how), the
-page's name and a checksum. A file that does not match is removed and counts as missing. Several
-processes may share the folder; the cap holds for all files in it together.
+page's name and a checksum. Several processes may share the folder; the cap holds for all its files.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class PageFiles:
             self._lose(name)
 
     def read(self, name: bytes, page: memoryview) -> bool:
-        """Fill `page` with the bytes of a page; return whether they are those that were written.
+        """Fill `page` with a page's bytes; return whether they are those that were written.
 
         A file that is not whole, not of this context or not of this name is removed.
         """

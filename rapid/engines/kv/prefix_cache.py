@@ -1,9 +1,8 @@
 """Prefix cache: the pages of a prompt, found again by their content.
 
 A full page of a prompt has a **name**: the hash of its tokens, of all tokens before them and of the
-tenant, so that tenants never share pages. Names are given when a lease opens, but pages are written
-later, by the compute thread. So every page also carries a **tag**: the name of the KV that it
-holds. A page counts as computed only while the two agree.
+tenant. Names are given when a lease opens, but pages are written later. So every page also carries
+a **tag**: the name of the KV that it holds, and is computed only while the two agree.
 """
 
 from __future__ import annotations
@@ -25,10 +24,8 @@ _MOST_EVICTED = 2  # most pages evicted at once, as a multiple of those requeste
 
 
 def page_names(prompt_ids: Int32Array, page_tokens: int, tenant: str) -> list[bytes]:
-    """Return the names of the full pages of a prompt without its last token.
-
-    The last token's row gives the first logits, so it is computed for every request.
-    """
+    """Return the names of the full pages of a prompt without its last token."""
+    # The last token's row gives the first logits, so it is computed for every request.
     num_pages = (len(prompt_ids) - 1) // page_tokens
     content = np.ascontiguousarray(prompt_ids, dtype=np.int32).tobytes()
     width = np.dtype(np.int32).itemsize * page_tokens
@@ -41,13 +38,7 @@ def page_names(prompt_ids: Int32Array, page_tokens: int, tenant: str) -> list[by
 
 
 class PrefixCache:
-    """Cache of named pages over a pool.
-
-    It is not thread-safe by itself: the engine guards it.
-
-    Attributes:
-        tags: Tag of every page. Like the KV, the tags belong to the compute thread.
-    """
+    """Cache of named pages over a pool; the engine guards it."""
 
     def __init__(
         self, pool: PagePool, host: HostTier | None = None, disk: DiskTier | None = None
@@ -59,7 +50,7 @@ class PrefixCache:
         self._name_of: dict[int, bytes] = {}
         self._is_named = np.zeros(pool.num_pages, dtype=bool)
         self._is_computed = np.zeros(pool.num_pages, dtype=bool)
-        self.tags: Tags = [None] * pool.num_pages
+        self.tags: Tags = [None] * pool.num_pages  # like the KV, of the compute thread
 
     @property
     def num_idle(self) -> int:
@@ -72,12 +63,9 @@ class PrefixCache:
         return int((self._is_named & ~self._is_computed).sum())
 
     def fits(self, names: Sequence[bytes], num_pages: int, num_kept: int = 0) -> bool:
-        """Return whether a lease whose prompt has these pages fits.
+        """Return whether a lease of `num_pages` fits, beside `num_kept` pages that must stay free.
 
-        Args:
-            names: Names of the prompt's full pages; those that are here take no new room.
-            num_pages: Pages of the lease, the prompt's included.
-            num_kept: Pages that must stay free or idle besides.
+        `names` are those of its prompt's full pages; the ones that are here take no new room.
         """
         here = [page for name in names if (page := self._page_of.get(name)) is not None]
         num_idle_here = int((self._pool.num_holders[here] == 1).sum())
@@ -112,15 +100,13 @@ class PrefixCache:
         return as_runs([*map(self._page_of.__getitem__, names), *fresh[len(missing) :]])
 
     def free(self, runs: Iterable[Run]) -> None:
-        """Drop a lease's hold on its pages.
-
-        Named pages stay in the cache, unless they are not computed and no lease is left to do it.
-        """
+        """Drop a lease's hold on its pages; computed ones with names stay in the cache."""
         runs = tuple(runs)
         self._pool.free(runs)
         for run in runs:
             pages = slice(run.start, run.stop)
             is_alone = self._is_named[pages] & (self._pool.num_holders[pages] == 1)
+            # Nobody is left to compute these.
             for page in run.start + np.flatnonzero(is_alone & ~self._is_computed[pages]):
                 self._drop(self._name_of[int(page)])
 
@@ -139,12 +125,7 @@ class PrefixCache:
         self._is_computed[pages] = True
 
     def num_in_a_row(self, pages: Pages, start: int, *, computed: bool) -> int:
-        """Return how many consecutive pages from index `start` on are computed, or are not.
-
-        Args:
-            pages: Named pages, in a prompt's order.
-            start: Index of the first page to count.
-            computed: Whether to count computed pages, or pages that are not computed yet.
+        """Return how many of a prompt's pages from index `start` on are computed, or are not.
 
         Raises:
             AssertionError: A page counts as computed but holds other KV.
@@ -173,14 +154,11 @@ class PrefixCache:
         return self._host is not None and self._host.is_copying
 
     def awaits_copies(self, runs: Iterable[Run]) -> bool:
-        """Return whether a lease with these pages must wait for copies before it writes to them.
-
-        Pages that are computed are only read, which copies do not disturb.
-        """
+        """Return whether a lease with these pages must wait for copies before it writes to them."""
         host, disk = self._host, self._disk
         if host is None or not (host.is_copying or (disk is not None and disk.is_reading)):
             return False
-        for run in runs:
+        for run in runs:  # computed pages are only read, which copies do not disturb
             for page in (
                 run.start + np.flatnonzero(~self._is_computed[run.start : run.stop])
             ).tolist():
@@ -191,16 +169,13 @@ class PrefixCache:
         return False
 
     def take_moves(self) -> list[Move]:
-        """Return the copies between the tiers to launch, in order; each goes to `settle` later.
-
-        A page may have changed hands since its copy was ordered, so a page is restored only if it
-        still has that name and is not computed yet.
-        """
+        """Return the copies between the tiers to launch, in order; each goes to `settle` later."""
         if self._host is None:
             return []
         if self._disk is not None:
             self._disk.go_on(self.find_uncomputed, self.find_computed)
         moves = self._host.take_moves()
+        # A page may have changed hands since its copy was ordered, or be computed by now.
         stale = {m for m in moves if m.is_restore and self.find_uncomputed(m.name) != m.page}
         self._host.settle(move for move in moves if move in stale)
         return [move for move in moves if move not in stale]
@@ -216,27 +191,20 @@ class PrefixCache:
         return page if page is not None and self._is_computed[page] else None
 
     def settle(self, moves: Iterable[Move]) -> None:
-        """Mark the pages of landed copies as computed where the name equals the tag.
-
-        While another copy of a page is queued or on its way, the tag runs ahead of the content.
-        """
+        """Mark the pages of landed copies as computed where the name equals the tag."""
         moves = tuple(moves)
         if self._host is None or not moves:
             return
         self._host.settle(moves)
         for move in moves:
             if not move.is_restore or self._host.is_copied(move.page):
-                continue
+                continue  # behind another copy on its way, the tag runs ahead of the content
             name = self._name_of.get(move.page)
             if name is not None and name == self.tags[move.page]:
                 self._is_computed[move.page] = True
 
     def check_integrity(self, held: Iterable[Iterable[Run]]) -> None:
-        """Raise AssertionError unless the cache is consistent.
-
-        The counts of holders must be those of the leases (`held`) and the cache, and computed pages
-        must hold the KV that they are named for.
-        """
+        """Raise AssertionError unless names, tags and holders, with those of leases, are right."""
         named = [Run(page, page + 1) for page in self._name_of]
         self._pool.check_integrity([*held, named])
         if {name: page for page, name in self._name_of.items()} != self._page_of:
@@ -270,13 +238,9 @@ class PrefixCache:
         self._pool.free([Run(page, page + 1)])
 
     def _make_room(self, num_pages: int) -> None:
-        """Evict the least recently used idle pages, preferably until one free run suffices.
-
-        Attention is fastest over a sequence in one run; for this, at most twice the requested
-        number of pages is evicted.
-        """
+        """Evict the least recently used idle pages, preferably until one free run suffices."""
         if self._pool.num_free_together >= num_pages:
-            return
+            return  # attention is fastest over a sequence in one run
         is_idle = self._pool.num_holders == 1
         idle = [name for name, page in self._page_of.items() if is_idle[page]]
         evicted = max(num_pages - self._pool.num_free, 0)

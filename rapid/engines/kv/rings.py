@@ -1,8 +1,7 @@
 """Rings of slots for layers with a sliding window, and the windows kept for later prompts.
 
-A ring belongs to one sequence; what it computes overwrites what it no longer reads
-(`rapid.planning.ring_sizes`). The window at some points of a prompt is **kept**: copied to a place
-of its own, under the name of the page that ends there, for later prompts that begin the same way.
+A ring belongs to one sequence (`rapid.planning.ring_sizes`). The window at some points of a prompt
+is **kept** under the name of the page that ends there, for prompts that begin the same way.
 """
 
 from __future__ import annotations
@@ -19,18 +18,13 @@ _GROWTH = 8  # of the distances from a prompt's end at which its windows are kep
 
 @dataclass(eq=False, slots=True)
 class Ring:
-    """The slots of one sequence: the token at position p lies in slot ``first + p % num_tokens``.
-
-    Attributes:
-        start: First position that was written or copied here.
-        stop: Position after the last one; it stays where it is when tokens are discarded.
-    """
+    """The slots of one sequence: position p lies in slot ``first + p % num_tokens``."""
 
     first: int
     num_tokens: int
     plan: RingPlan
-    start: int = 0
-    stop: int = 0
+    start: int = 0  # first position that was written or copied here
+    stop: int = 0  # position after the last one; it stays where it is when tokens are discarded
 
     def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Return the slot ranges [a, b) of the tokens at positions [start, stop), in order."""
@@ -41,11 +35,7 @@ class Ring:
         return [(low, high)] if high <= end else [(low, end), (self.first, high - self.num_tokens)]
 
     def write(self, start: int, stop: int) -> None:
-        """Count the rows at [start, stop) as written.
-
-        Raises:
-            AssertionError: Tokens that these rows read are not here, or are written over.
-        """
+        """Count rows [start, stop) as written; raise AssertionError if what they read is gone."""
         self.stop = max(self.stop, stop)
         if not self.holds(self.plan.first_seen(start)):
             raise AssertionError(f"a ring was left behind: rows {start} to {stop}, {self}")
@@ -68,11 +58,7 @@ class RingPool:
         return self._rings.num_free
 
     def take(self) -> Ring:
-        """Take a free ring, whose content is of no use.
-
-        Raises:
-            OutOfPages: There is none.
-        """
+        """Take a free ring, whose content is of no use, or raise OutOfPages."""
         (run,) = self._rings.allocate(1)
         return Ring(run.start * self.plan.ring_tokens, self.plan.ring_tokens, self.plan)
 
@@ -90,10 +76,7 @@ class RingPool:
 
 
 class KeptWindows:
-    """Windows of prompts, by the name of the page that each ends with; the least used leave first.
-
-    They lie behind the rings, and belong to the compute thread like these.
-    """
+    """Windows of prompts by the name of the page that each ends with, on the compute thread."""
 
     def __init__(self, plan: RingPlan, cache: KVCache) -> None:
         self.plan = plan
@@ -108,11 +91,9 @@ class KeptWindows:
         return self._cache.num_slots - 1
 
     def points(self, num_pages: int) -> set[int]:
-        """Return after how many of a prompt's pages its window is kept.
-
-        A later prompt has all of them, as the next turn of a conversation, or parts from this one
-        near its end, as another question on the same document.
-        """
+        """Return after how many of a prompt's pages its window is kept."""
+        # A later prompt has all of them, as the next turn of a conversation, or parts from this one
+        # near its end, as another question on the same document.
         points, distance = {num_pages}, -(-self.plan.window // self.plan.page_tokens)
         while distance < num_pages:
             points.add(num_pages - distance)
@@ -122,10 +103,7 @@ class KeptWindows:
     def last(self, indices: Mapping[bytes, int], start: int, stop: int) -> int:
         """Return after how many pages a prompt can go on: `start`, or up to `stop` where one is.
 
-        Args:
-            indices: Index of each of the prompt's pages, by its name.
-            start: Number of pages that were read.
-            stop: Number of pages that are cached.
+        The pages before `start` were read, those before `stop` are cached; `indices` are by name.
         """
         ends = (indices[name] + 1 for name in self._places if name in indices)
         return max((end for end in ends if start < end <= stop), default=start)

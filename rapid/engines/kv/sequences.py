@@ -35,23 +35,6 @@ class Sequence:
 
     A drafter's speculation is the draft block that it handed out and, behind it, the tokens drafted
     ahead. Only `commit` with `keeps_ahead` keeps any of it.
-
-    Attributes:
-        table: Where the tokens lie in the KV tensors.
-        capacity: Number of tokens that the pages may hold.
-        num_prompt: Number of prompt tokens.
-        draft_ids: The speculation.
-        proposals: The distributions that `draft_ids` were drawn from; empty where the tokens were
-            not drafted on this engine to be sent.
-        num_offered: Number of leading `draft_ids` that were handed out as a block.
-        num_computed: Number of leading tokens whose KV is valid.
-        gap: Measured time between a block and the next call.
-        log_odds: Result of judging so far, under `adaptive`
-            (`rapid.speculation.fusion.update_log_odds`).
-        ring: Where the last tokens lie in layers that have rings; None where all have pages.
-        digest: Digest of the name and the committed answer, the same on every engine that holds
-            this text of this choice.
-        shaping: What shapes the logits, behind the committed answer; None leaves them as they are.
     """
 
     def __init__(
@@ -66,29 +49,29 @@ class Sequence:
         shaping: Shaping | None = None,
     ) -> None:
         self.table = table
-        self.capacity = capacity
+        self.capacity = capacity  # tokens that the pages may hold
         self.num_prompt = len(prompt_ids)
         self._prompt_ids = prompt_ids
         self._committed = committed
-        self.draft_ids: list[int] = []
-        self.proposals: list[Proposal] = []
-        self.num_offered = 0
-        self.num_computed = 0
+        self.draft_ids: list[int] = []  # the speculation
+        self.proposals: list[
+            Proposal
+        ] = []  # of `draft_ids`; empty if they were not drafted to send
+        self.num_offered = 0  # leading `draft_ids` that were handed out as a block
+        self.num_computed = 0  # leading tokens whose KV is valid
         self.gap = Gap()
-        self.log_odds = log_odds
-        self.ring = ring
+        self.log_odds = log_odds  # of judging so far (`rapid.speculation.fusion.update_log_odds`)
+        self.ring = ring  # where the last tokens lie in layers that have rings
+        # The same on every engine that holds this text of this choice.
         self.digest = digest_of(committed, zlib.crc32(name.encode()))
-        self.shaping = shaping
+        self.shaping = shaping  # of the logits, behind the committed answer
         if shaping is not None:
             shaping.advance(committed)
 
     @cached_property
     def token_ids(self) -> list[int]:
-        """The prompt and the committed answer.
-
-        A long prompt takes a while to become a list, so it becomes one where it is first computed
-        with, on the compute thread, and not where its lease opens.
-        """
+        """The prompt and the committed answer."""
+        # A long prompt takes a while to become a list: when computed, not where a lease opens.
         return [*np.asanyarray(self._prompt_ids).tolist(), *self._committed]
 
     @property
@@ -126,19 +109,15 @@ class Sequence:
         start, num_committed = self.num_computed, len(self.token_ids)
         rest = self.token_ids[start : None if limit is None else start + limit]
         if limit is None or len(rest) < limit:
-            rest += self.draft_ids[max(start - num_committed, 0) :][: _remaining(limit, rest)]
+            left = None if limit is None else limit - len(rest)
+            rest += self.draft_ids[max(start - num_committed, 0) :][:left]
         return rest
 
     def commit(self, token_ids: TokenIds[int], *, keeps_ahead: bool = False) -> bool:
         """Append tokens to the answer, and keep the speculation's KV where it agrees with them.
 
-        Args:
-            token_ids: The tokens to commit.
-            keeps_ahead: Whether to keep what was drafted after `token_ids` if all of them, and the
-                whole block that was handed out, are as drafted.
-
-        Returns:
-            Whether the rest of the speculation was kept; False without `keeps_ahead`.
+        With `keeps_ahead`, what was drafted after them is kept, and True is returned, if all of
+        them, and the whole block that was handed out, are as drafted.
         """
         num_right = 0
         for committed, drafted in zip(token_ids, self.draft_ids, strict=False):
@@ -169,20 +148,12 @@ def digest_of(token_ids: TokenIds[int], before: int) -> int:
     return zlib.crc32(array("i", token_ids), before)
 
 
-def _remaining(limit: int | None, taken: list[int]) -> int | None:
-    return None if limit is None else limit - len(taken)
-
-
 @dataclass
 class Gap:
-    """Time between handing out a block and the next call on the same choice.
+    """Time between handing out a block and the next call on the same choice."""
 
-    Attributes:
-        seconds: Running mean of the measured times.
-        handed_out_at: When the last block was handed out, in seconds; None after the next call.
-    """
-
-    seconds: RunningMean = field(default_factory=RunningMean)
+    seconds: RunningMean = field(default_factory=RunningMean)  # running mean of the measured times
+    # When the last block was handed out, in seconds; None after the next call.
     handed_out_at: float | None = None
 
     def hand_out(self, now: float) -> None:
@@ -196,10 +167,7 @@ class Gap:
         self.handed_out_at = None
 
     def num_steps(self, step_s: float | None, at_most: int) -> int:
-        """Return how many steps of `step_s` seconds fit into the gap, at most `at_most`.
-
-        Before both times are measured, this is `at_most`.
-        """
+        """Return how many steps of `step_s` fit into the gap, `at_most` where a time is unknown."""
         if self.seconds.value is None or not step_s:
             return at_most
         return min(int(self.seconds.value / step_s), at_most)

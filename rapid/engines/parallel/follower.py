@@ -13,11 +13,8 @@ _PR_SET_PDEATHSIG = 1  # of prctl in Linux: the signal for the parent's end
 
 
 def end_with_starter() -> None:
-    """Have the kernel kill this process when the thread that started it ends (Linux alone).
-
-    Elsewhere the process ends when it reads the end of its orders, which one that is stopped does
-    not.
-    """
+    """Have the kernel kill this process when the thread that started it ends (Linux alone)."""
+    # Elsewhere it ends when it reads the end of its orders, which one that is stopped does not.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 

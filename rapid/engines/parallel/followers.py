@@ -28,40 +28,21 @@ OnLost = Callable[[str], None]
 
 @dataclass(eq=False, slots=True)
 class _Member:
-    """A follower.
+    """A follower."""
 
-    Attributes:
-        process: Its process, or those of its machine.
-        pipe: What it reads orders from, and answers through.
-        num_silent: Beats since it was heard, counted once it has loaded.
-    """
-
-    process: Process
-    pipe: Connection
+    process: Process  # its process, or those of its machine
+    pipe: Connection  # what it reads orders from, and answers through
     loaded: Future[Loaded] = field(default_factory=Future)
-    num_silent: int = 0
+    num_silent: int = 0  # beats since it was heard, counted once it has loaded
 
 
 class Followers:
-    """The followers of one model, and a thread that starts them and hears what they say.
-
-    A follower of this machine dies with the thread that started it, so that thread stays until all
-    have ended.
-
-    Attributes:
-        on_lost: Called with what happened when one is lost, by the number of the engine.
-        is_broken: Whether the ranks may no longer be in step, so that nothing more is computed.
-        most_silent: Beats that a follower may leave out.
-    """
+    """The followers of one model, and a thread that starts them and hears what they say."""
 
     def __init__(self, start: Callable[[], Iterable[Started]]) -> None:
-        """Start the processes.
-
-        Args:
-            start: Starts them, in the order of their ranks.
-        """
-        self.on_lost: dict[int, OnLost] = {}
-        self.is_broken = False
+        """Start the processes, as `start` does, in the order of their ranks."""
+        self.on_lost: dict[int, OnLost] = {}  # by the number of the engine
+        self.is_broken = False  # then ranks may be out of step, and nothing more is computed
         self.most_silent = _MOST_SILENT
         self._members: list[_Member] = []
         self._is_ending = False
@@ -69,6 +50,7 @@ class Followers:
         self._guard = threading.Lock()
         self._asked: dict[int, tuple[Future[bool], list[bool]]] = {}
         started: Future[None] = Future()
+        # A follower dies with the thread that started it, so this one stays until all have ended.
         threading.Thread(
             target=self._run, args=[start, started], name="rapid-followers", daemon=True
         ).start()
@@ -80,11 +62,7 @@ class Followers:
         return [member.loaded for member in self._members]
 
     def tell(self, orders: Sequence[Order]) -> None:
-        """Give each follower an order.
-
-        Raises:
-            EngineFailed: One is gone.
-        """
+        """Give each follower an order, or raise EngineFailed if one is gone."""
         try:
             with self._sending:
                 for member, order in zip(self._members, orders, strict=True):
@@ -97,11 +75,7 @@ class Followers:
         self.tell([order] * len(self._members))
 
     def ask(self, number: int, order: Order) -> Future[bool]:
-        """Give all an order that each answers with `Done(number, ...)`.
-
-        Returns:
-            Whether it goes well on all of them; it does not where one is lost.
-        """
+        """Give all an order, to be answered by `Done(number, ...)`; return if all goes well."""
         answer: Future[bool] = Future()
         with self._guard:
             if self.is_broken or self._is_ending:
@@ -177,11 +151,9 @@ class Followers:
             answer.set_result(False)
 
     def _hear(self) -> str:
-        """Take what the followers say, until one is lost; return what happened.
-
-        Beats are counted by this thread's own ticks. So a process that was stopped and goes on, or
-        that gets no processor, does not take the others for silent.
-        """
+        """Take what the followers say, until one is lost; return what happened."""
+        # Beats are counted by this thread's own ticks, so a process that was stopped, or gets no
+        # processor, does not take the others for silent.
         members = {member.pipe: member for member in self._members}
         tick_at = time.monotonic() + BEAT_S
         while True:

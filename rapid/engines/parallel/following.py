@@ -1,7 +1,4 @@
-"""The loop of a follower, which computes one part of a model as the first rank orders.
-
-Orders come through a pipe. The process ends when the pipe does, or when the first rank is silent.
-"""
+"""The loop of a follower, which computes one part of a model as the first rank orders."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The ranks of one model together, as the first of them leads them.
-
-The first rank is the engine's own process: it has the ledger, the scheduler, sampling and the
-leases.
-"""
+"""The ranks of one model together, as the first of them, the engine's own process, leads them."""
 
 from __future__ import annotations
 
@@ -30,18 +26,10 @@ from rapid.errors import ConfigurationError, EngineFailed
 
 
 class Gang:
-    """The followers of one model; they end with this object, or with its process.
-
-    Attributes:
-        size: Number of ranks, with this one.
-    """
+    """The followers of one model; they end with this object, or with its process."""
 
     def __init__(self, config: EngineConfig, machines: Machines | None = None) -> None:
-        """Start the followers, which begin to load their parts of `config`'s model.
-
-        Args:
-            machines: The machines of the model; None for this one alone.
-        """
+        """Start the followers, on all machines, which begin to load their parts of a model."""
         self.size = config.tensor_parallel
         self._turn = threading.Lock()
         self._numbers = itertools.count()
@@ -125,23 +113,15 @@ class Gang:
             raise
 
     def ask(self, order: Callable[[int], Order]) -> Future[bool]:
-        """Give every follower an order that it carries out beside the others; on any thread.
+        """Give all an order, made of its number, that they carry out beside others; on any thread.
 
-        Args:
-            order: Returns the order, given its number.
-
-        Returns:
-            Whether it goes well on all of them.
+        Return whether it goes well on all of them.
         """
         number = self.number()
         return self._followers.ask(number, order(number))
 
     def note(self, order: Order) -> None:
-        """Give every follower an order that needs no answer, on any thread.
-
-        Raises:
-            EngineFailed: A follower is gone.
-        """
+        """Give every follower an order without an answer, on any thread, or raise EngineFailed."""
         self._followers.tell_all(order)
 
     def close(self) -> None:

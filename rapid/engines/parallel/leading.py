@@ -50,8 +50,7 @@ def load_replica(
 ) -> LoadedModel:
     """Load a model in as many processes as `tensor_parallel` says; see `load_model`.
 
-    Args:
-        machines: The machines of the processes, whose number divides theirs; None for this one.
+    The number of `machines`, if there is more than this one, divides that of the processes.
 
     Raises:
         ConfigurationError: As `load_model`, or a machine has too few GPUs, a follower could not
@@ -104,11 +103,7 @@ def open_leading_runner(
 def open_disk_tier(
     loaded: LoadedModel, config: EngineConfig, host: HostTier | None
 ) -> DiskTier | None:
-    """Open the third tier of an engine's KV, on every rank of its model.
-
-    There is none where the settings name no folder, or where it fails. The reason is logged: an
-    engine that computes what it could have read is better than none.
-    """
+    """Open the third tier of an engine's KV, on every rank of its model, if it can be."""
     if config.disk_cache_folder is None or host is None:
         return None
     try:
@@ -123,6 +118,7 @@ def open_disk_tier(
         why = "another process of the model cannot"
     except OSError as error:
         why = error.strerror or str(error)
+    # An engine that computes what it could have read is better than none.
     logger.error(
         "disk_cache_folder: %s cannot be used (%s): the engine goes on without it",
         folder_of_pages(config),

@@ -1,8 +1,7 @@
 """Ranks of one model on several machines.
 
-Whoever has reserved the machines starts a process on each of the others (`Machines`), which calls
-`join`: it connects once for every rank that it is to have, starts that rank's process as the first
-machine starts its own, and hands it the connection.
+A process on each of the others calls `join`: it connects once for every rank that it is to have,
+starts that rank's process as the first machine starts its own, and hands it the connection.
 """
 
 from __future__ import annotations
@@ -35,47 +34,26 @@ _KEY_BYTES = 32  # of the key that ranks of other nodes must know
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a machine needs to know to have some of a model's ranks.
-
-    Attributes:
-        port: Port at which the first rank waits.
-        key: What those who connect must know.
-        ranks: The machine's ranks.
-    """
+    """What a machine needs to know to have some of a model's ranks."""
 
     host: str
-    port: int
-    key: bytes = field(repr=False)
-    ranks: range
+    port: int  # port at which the first rank waits
+    key: bytes = field(repr=False)  # what those who connect must know
+    ranks: range  # the machine's ranks
 
 
 class Machines(Protocol):
-    """The machines of one model, which have equally many of its ranks.
-
-    Attributes:
-        host: Address of the first, as the others reach it.
-    """
+    """The machines of one model, which have equally many of its ranks."""
 
     number: int
-    host: str
+    host: str  # address of the first, as the others reach it
 
     def start(self, machine: int, invitation: Invitation) -> Process:
-        """Have `join` called on a machine, in a process that ends with this one.
-
-        Returns:
-            The machine's ranks together.
-        """
+        """Have `join` called on a machine, in a process, returned, that ends with this one."""
 
 
 def start_ranks(machines: Machines, size: int) -> list[Started]:
-    """Start the ranks of all machines but the first; return them in the order of their ranks.
-
-    Args:
-        size: Number of ranks of the model.
-
-    Raises:
-        EngineFailed: They did not all come.
-    """
+    """Start the ranks of all machines but the first, and return them, or raise EngineFailed."""
     each = size // machines.number
     key = secrets.token_bytes(_KEY_BYTES)
     processes: dict[int, Process] = {}

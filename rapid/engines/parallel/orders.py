@@ -1,7 +1,4 @@
-"""Orders of the first rank to the others, their answers, and how a forward's inputs travel.
-
-Orders are forwards and copies of pages; a sequence that discards tokens needs none.
-"""
+"""Orders of the first rank to the others, their answers, and how a forward's inputs travel."""
 
 from __future__ import annotations
 
@@ -56,16 +53,11 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class PackedFeed:
-    """A `Feed` as it travels.
+    """A `Feed` as it travels."""
 
-    Attributes:
-        token_ids: int32 [rows].
-        pages: first and last but one page of each run, int32 [2 * runs].
-    """
-
-    token_ids: Int32Array
+    token_ids: Int32Array  # int32 [rows]
     position: int
-    pages: Int32Array
+    pages: Int32Array  # first and last but one page of each run, int32 [2 * runs]
     num_wanted: int
     unseen: tuple[int, int]
     ring: Ring | None
@@ -137,15 +129,11 @@ class AwaitCopies:
 
 @dataclass(frozen=True, slots=True)
 class OpenFiles:
-    """Find the files of the rank's pages; answered by whether their folder can be used.
-
-    Attributes:
-        context: The first rank's digest of what pages must have in common.
-    """
+    """Find the files of the rank's pages; answered by whether their folder can be used."""
 
     engine: int
     number: int
-    context: bytes
+    context: bytes  # the first rank's digest of what pages must have in common
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""The disk tier of a model in several processes: each rank keeps the KV of its own heads.
-
-The first rank decides what is written and read. A page counts as found where all ranks have it.
-"""
+"""The disk tier of a model in several processes: each rank keeps the KV of its own heads."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class LeadingDiskTier(DiskTier):
             lambda number: ReadPage(self._engine, number, job.name, job.host_page)
         )
         is_good = super()._read(job)
-        if others.result() and is_good:
+        if others.result() and is_good:  # a page counts as found where all ranks have it
             return True
         self.files.remove(job.name)  # so that it is written again
         return False
@@ -73,12 +70,7 @@ class FollowingFiles:
     """Another rank's files, and the threads that do with them what the first rank tells."""
 
     def __init__(self, files: PageFiles, host: HostTier, say: Callable[[Done], None]) -> None:
-        """Start the threads with their first jobs.
-
-        Args:
-            host: The rank's second tier, whose pages the first rank holds meanwhile.
-            say: Answers the first rank, on any thread.
-        """
+        """Start the threads with their first jobs; `say` answers the first rank, on any thread."""
         self._files = files
         self._host = host
         self._say = say

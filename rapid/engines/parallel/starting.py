@@ -14,11 +14,7 @@ class Process(Protocol):
     """What holds a part of a model, or several of them: they end together."""
 
     def wait(self, timeout: float | None = None) -> object:
-        """Wait for its end.
-
-        Raises:
-            subprocess.TimeoutExpired: It lives on after so many seconds.
-        """
+        """Wait for its end, or raise subprocess.TimeoutExpired after so many seconds."""
 
     def kill(self) -> None:
         """End it, whatever it does."""
@@ -34,10 +30,7 @@ def start_here() -> Started:
 
 
 def start_process(pipe: Connection) -> subprocess.Popen[bytes]:
-    """Start a process that takes orders from a connection, which is then that process's alone.
-
-    The process ends with the thread that calls this.
-    """
+    """Start a process that takes orders from a connection, and ends with the calling thread."""
     paths: Sequence[str] = [path or os.getcwd() for path in sys.path]
     process = subprocess.Popen(
         [sys.executable, "-m", "rapid.engines.parallel.follower", str(pipe.fileno())],

@@ -1,9 +1,8 @@
 """Base classes of the calls on an engine.
 
-A call is a small state machine over one sequence (prefill: over all sequences of a lease). In every
-step the engine takes the next rows of the selected work (`feed`) and hands back their logits
-(`take`), until the work is done. Questions about draws are answered for all work of a step at once
-(`use`). All of this runs on the compute thread.
+A call is a small state machine over one sequence (prefill: over all sequences of a lease), on the
+compute thread. Every step takes rows of the selected work (`feed`) and hands back their logits
+(`take`); questions about draws are answered for all work of a step at once (`use`).
 """
 
 from __future__ import annotations
@@ -29,67 +28,41 @@ MIN_CHUNK_TOKENS = 16  # smallest chunk of a prompt beside other rows
 
 @dataclass(slots=True)
 class Times:
-    """What a traced call has taken of the engine so far.
+    """What a traced call has taken of the engine so far."""
 
-    Attributes:
-        since: Time at which the call was handed in, in seconds of the performance counter.
-        num_steps: Forwards with rows of the call.
-        computed_s: Seconds of these forwards, with what follows on them, such as judging.
-        copied_s: Seconds for which the compute thread copied pages, or launched their copies,
-            meanwhile. What the call waits for copies on their way, or for a disk, is no part of it.
-    """
-
+    # Time at which the call was handed in, in seconds of the performance counter.
     since: float = field(default_factory=time.perf_counter)
-    num_steps: int = 0
-    computed_s: float = 0.0
+    num_steps: int = 0  # forwards with rows of the call
+    computed_s: float = 0.0  # seconds of these forwards, with what follows on them, such as judging
+    # Seconds for which the compute thread copied pages, or launched their copies, meanwhile. What
+    # the call waits for copies on their way, or for a disk, is no part of it.
     copied_s: float = 0.0
 
 
 class Work(ABC):
-    """Call in progress on a lease.
+    """Call in progress on a lease."""
 
-    Attributes:
-        kind: The scheduler's class of work; ``step`` verifies or decodes.
-        next_page: Next page of a prompt to compute, which other prefills may wait for; None if
-            there is none.
-        choices: Choices whose sequences the work changes; no other call may be in progress on them.
-        result: The answer to the call, set when the work is done.
-        is_done: Whether the work is done.
-        times: What the call has taken so far; None unless its request is traced.
-    """
-
-    kind: Literal["step", "draft", "ahead", "prefill"] = "step"
-    next_page: int | None = None
+    kind: Literal["step", "draft", "ahead", "prefill"] = "step"  # which verifies or decodes
+    next_page: int | None = None  # of a prompt to compute, which other prefills may wait for
 
     def __init__(self, lease: Lease, choices: tuple[int, ...]) -> None:
         self.lease = lease
-        self.choices = choices
+        self.choices = choices  # whose sequences it changes; no other call may be in progress there
         self.result: object = None
         self.is_done = False
         self.times = Times() if lease.request.traceparent else None
-        self._began = 0.0
+        self.began = 0.0  # in seconds of the performance counter
         self._num_fed = 0
 
     def begin(self) -> None:
         """Check the call and prepare the sequence; may already finish the work."""
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
 
     def advance(self) -> None:  # noqa: B027 (most work does not depend on other work)
-        """Use KV that other work has computed; called for prefills before every forward.
-
-        The caller holds the engine's lock.
-        """
+        """Use KV that other work computed; called before every forward, with the engine's lock."""
 
     def share(self) -> None:  # noqa: B027 (most work computes nothing that others could use)
-        """Publish KV for other work to use; called after every forward that had rows of this work.
-
-        The caller holds the engine's lock.
-        """
-
-    @property
-    def began(self) -> float:
-        """Time at which the work began, in seconds of the performance counter."""
-        return self._began
+        """Publish KV for other work; called after its forwards, with the engine's lock."""
 
     @abstractmethod
     def feed(self, limit: int) -> Feed:
@@ -97,11 +70,7 @@ class Work(ABC):
 
     @abstractmethod
     def take(self, logits: torch.Tensor) -> Question | None:
-        """Count the rows just computed; return what to draw from their logits, if anything.
-
-        Args:
-            logits: Those of the wanted rows [num_wanted, vocab].
-        """
+        """Count the rows just computed; return what to draw from logits [num_wanted, vocab]."""
 
     def use(self, answer: Answer) -> None:  # noqa: B027 (most work asks nothing)
         """Use the answer to what `take` returned."""
@@ -119,7 +88,7 @@ class Work(ABC):
     @property
     def elapsed_ms(self) -> float:
         """Milliseconds since the work began."""
-        return (time.perf_counter() - self._began) * 1e3
+        return (time.perf_counter() - self.began) * 1e3
 
 
 class SequenceWork(Work):

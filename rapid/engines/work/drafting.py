@@ -20,11 +20,7 @@ from rapid.speculation.questions import Answer, Decoded, Proposed, ToDecode, ToP
 
 
 class Drafting(SequenceWork):
-    """Work that samples token by token, each from exactly the proposal that is sent with it.
-
-    Drafting stops after an end-of-sequence token: the answer ends there if the token is accepted,
-    and the block's judging ends there if not, so no token after it could ever be judged.
-    """
+    """Work that samples token by token, each from exactly the proposal that is sent with it."""
 
     def __init__(self, lease: Lease, choice: int, eos_ids: Set[int]) -> None:
         super().__init__(lease, choice)
@@ -45,11 +41,7 @@ class Drafting(SequenceWork):
         return ToPropose(logits[0], self._draw_after(num_drafted))
 
     def _within_room(self, num_tokens: int) -> int:
-        """Return `num_tokens`, cut to the number of tokens that the lease has room to draft.
-
-        Raises:
-            OutOfStep: Not one token may be drafted.
-        """
+        """Return `num_tokens`, cut to what the lease has room to draft; raise OutOfStep if none."""
         room = self.sequence.room
         if min(num_tokens, room) < 1:
             raise OutOfStep(f"lease {self.lease.lease_id!r} has no room to draft in")
@@ -57,6 +49,8 @@ class Drafting(SequenceWork):
 
     def _is_block_over(self) -> bool:
         """Return whether a block must end with the last drafted token."""
+        # The answer ends after an end-of-sequence token that is accepted, and the block's judging
+        # after one that is not, so no token after it could ever be judged.
         token, proposed = self.sequence.draft_ids[-1], self.sequence.proposals[-1]
         return token in self._eos_ids or ends_block(
             token, *proposed, self.lease.request.speculation
@@ -64,11 +58,7 @@ class Drafting(SequenceWork):
 
 
 class Draft(Drafting):
-    """Call for a draft block; on a hit, tokens drafted ahead are its beginning or all of it.
-
-    Attributes:
-        is_hit: Whether tokens drafted ahead turned out right; None if there were none.
-    """
+    """Call for a draft block; on a hit, tokens drafted ahead are its beginning or all of it."""
 
     kind = "draft"
 
@@ -84,7 +74,7 @@ class Draft(Drafting):
         self._verdict = verdict
         self._num_asked = self._num_tokens = num_tokens
         self._arrived = time.perf_counter()
-        self.is_hit: bool | None = None
+        self.is_hit: bool | None = None  # whether tokens drafted ahead were right; None without any
 
     @override
     def begin(self) -> None:
@@ -116,11 +106,7 @@ class Draft(Drafting):
             self.finish(draft_block(self, sequence.draft_ids[offered], sequence.proposals[offered]))
 
     def ahead(self, step_s: float | None) -> DraftAhead | None:
-        """Return the work of drafting ahead while the block is judged, or None if there is none.
-
-        Args:
-            step_s: Measured seconds per token.
-        """
+        """Return the work of drafting ahead, in steps of `step_s`, while the block is judged."""
         sequence, request = self.sequence, self.lease.request
         if sequence.draft_ids[-1] in self._eos_ids:
             return None
@@ -134,8 +120,8 @@ class Draft(Drafting):
 class DraftAhead(Drafting):
     """Drafting of the tokens that come after the block that was handed out, if it is accepted.
 
-    No call waits for this work: its tokens are speculation like the block. The next call would draw
-    the same ones, because noise is keyed by position and proposals are functions of the prefix.
+    No call waits for this work. The next call would draw the same tokens, because noise is keyed by
+    position and proposals are functions of the prefix.
     """
 
     kind = "ahead"

@@ -102,15 +102,11 @@ class Prefill(Work):
         return None
 
     def _end_of_gap(self) -> tuple[int, int | None]:
-        """Return the token at which the next computed page begins, or the end of the prompt.
-
-        Where the next page is computed, and only the ring's part of it is missing, return the end
-        of such pages and the slot for what they hold already.
-        """
+        """Return the token at which the next computed page begins, or the end of the prompt."""
         pages = self.lease.prompt_pages
         page = self.lease.sequences[0].num_computed // self._page_tokens
         cached = page + self._prefixes.num_in_a_row(pages, page, computed=True)
-        if cached > page:
+        if cached > page:  # of computed pages only the ring's part is missing: use a scratch slot
             assert self._kept is not None
             self._points.add(cached)
             return cached * self._page_tokens, self._kept.scratch

@@ -22,8 +22,8 @@ from rapid.speculation.questions import Answer, ToJudge
 class Judging(SequenceWork):
     """Forward over ``[last committed, d_1 .. d_{K-1}]``, for the logits of a block's positions.
 
-    For an empty block the only input is the last committed token, whose row decodes the next one.
-    Under the rule `paper`, ``d_K`` is among the inputs if the bonus token of its row fits.
+    For an empty block, the last committed token's row decodes the next one. Under the rule `paper`,
+    ``d_K`` is among the inputs if the bonus token of its row fits.
     """
 
     def __init__(self, lease: Lease, choice: int, block: DraftBlock, num_ids: int) -> None:
@@ -77,21 +77,13 @@ class Score(Judging):
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Result of `Weigh`: what judging a block on this engine needs of one lease.
+    """Result of `Weigh`: what judging a block on this engine needs of one lease."""
 
-    Attributes:
-        logits: One row for each position, on the engine's device [rows, vocab].
-        draw: Sampling settings, and the position of the block's first token.
-        log_odds: Those of the tokens before.
-        num_logprobs: Number of alternatives beside each committed token; None for none.
-        verify_ms: Milliseconds that the forward took.
-    """
-
-    logits: torch.Tensor
-    draw: Draw
-    log_odds: float
-    num_logprobs: int | None
-    verify_ms: float
+    logits: torch.Tensor  # one row for each position, on the engine's device [rows, vocab]
+    draw: Draw  # sampling settings, and the position of the block's first token
+    log_odds: float  # those of the tokens before
+    num_logprobs: int | None  # number of alternatives beside each committed token; None for none
+    verify_ms: float  # milliseconds that the forward took
 
 
 class Weigh(Judging):

@@ -1,9 +1,8 @@
 """Self-drafting by the target on attention sinks and a recent window of its own KV.
 
 This is MagicDec (arXiv 2408.11049) with the fixed part of the KV that StreamingLLM keeps (Xiao et
-al., arXiv 2309.17453), at the true positions. There is no second lease and no second prefill. What
-the drafted rows write lies behind the committed tokens, where `Verify` computes the same rows again
-in full attention. A proposal depends on where its block began; the answer's distribution does not.
+al., arXiv 2309.17453), at the true positions. A proposal depends on where its block began; the
+answer's distribution does not.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from rapid.speculation.questions import Answer, Proposed, ToPropose
 class WindowDraft(Drafting):
     """Call for a block whose rows attend only to the sinks and to the last `window` tokens.
 
-    The committed sequence does not change, and its last token stays left to compute: the KV that
-    these rows write is of no use to other work, and is not counted as computed.
+    The KV that they write lies behind the committed tokens, where `Verify` computes the same rows
+    again in full attention. It is not counted as computed.
     """
 
     def __init__(

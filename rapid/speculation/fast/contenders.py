@@ -1,10 +1,7 @@
 """One position on a CPU, decided by the few tokens that can still be chosen.
 
-A row has as many numbers as the vocabulary has tokens, and nearly all of them decide nothing. Two
-passes over the logits find the highest one and the sum of the weights. Then probabilities are
-computed only of *contenders*: the proposed tokens, and those that a bound does not exclude. What is
-not *sure*, because two numbers are closer than they are known, is left to the specification, so
-that all tokens are the specification's, bit for bit.
+Two passes over the logits find the highest one and the sum of the weights. Then probabilities are
+computed only of *contenders*: the proposed tokens, and those that a bound does not exclude.
 
 Its price is a second fast form beside `rapid.speculation.fast.weights`: this module, `fused_rows`
 and `rows`. It stays because that form takes 4 to 12 times as long on a CPU: at 128,256 tokens, six
@@ -59,8 +56,6 @@ def decide(
         logits: float32, on the CPU [vocab].
         ids: Candidates of the proposal, none twice [m].
         draft: Their probabilities, of sum one [m].
-        drafted: The drafted token.
-        draw: Settings, and the position of the token.
         log_odds: Those of the tokens before, for `adaptive`.
         witness_logits: The target's logits after the retrieved text [vocab], if any.
     """
@@ -88,11 +83,7 @@ def decide(
 
 
 def draw_token(logits: torch.Tensor, draw: Draw) -> tuple[int, bool]:
-    """Return a token of p after filters, as `rapid.speculation.acceptance.decode_token` does.
-
-    Returns:
-        The token, and whether it is sure.
-    """
+    """Return a token of p after filters, as `decode_token` draws it, and whether it is sure."""
     if draw.is_greedy:
         return best_logit(logits.numpy(), draw.temperature)
     row = Row.read(logits, draw.temperature, is_fine=draw.sampling.top_p < 1)
@@ -115,11 +106,7 @@ def best_logit(logits: Float32Array, temperature: float) -> tuple[int, bool]:
 
 
 def _filter(fused: Fused, draw: Draw) -> tuple[Fused, bool]:
-    """Return the weights that `rapid.speculation.sampling.filter_probs` keeps; all without filters.
-
-    Returns:
-        The kept weights, and whether they are sure to be the right ones.
-    """
+    """Return the weights that `filter_probs` keeps, and whether they are sure to be these."""
     # Tokens below (1 - top_p) / vocab have less than 1 - top_p together, so the nucleus is among
     # the others. At least k tokens are as high as the k-th highest of the slices of a row.
     row, sampling = fused.row, draw.sampling
@@ -214,11 +201,7 @@ def _best(fused: Fused) -> tuple[int, bool]:
 
 
 def _race(fused: Fused, draw: Draw, purpose: Purpose) -> tuple[int, bool]:
-    """Draw a token by the race of `rapid.speculation.noise.race`.
-
-    Returns:
-        The token, and whether it is sure to be the first.
-    """
+    """Draw a token by `rapid.speculation.noise.race`; return it, and whether it is sure to win."""
     # A token is likely if its weight is at least `MANY` times the mean, and early if its time is
     # below _LATE * MANY / vocab. One that is neither finishes after the quotient of both limits,
     # _LATE over the sum of the weights. If a contender finished before, no other can have won: in
@@ -254,10 +237,7 @@ def _race(fused: Fused, draw: Draw, purpose: Purpose) -> tuple[int, bool]:
 def _draw_words(
     generator: np.random.Philox, may_win: npt.NDArray[np.bool_], least: float
 ) -> tuple[Ids, Words]:
-    """Return the tokens that may win, or whose number is at least `least`, with their words.
-
-    Words are drawn in parts that stay in the cache.
-    """
+    """Return the tokens that may win, or whose number is at least `least`, with their words."""
     ids, words = [], []
     bound = np.uint64(min(int(least * 2.0**64), 2**64 - 1)) if least else None
     for start in range(0, len(may_win), _PART):

@@ -1,7 +1,6 @@
 """The fused distribution at one position, of which only a few tokens' weights are computed.
 
-The rules of `rapid.speculation.fusion` move the tokens that the drafter proposed, and `adaptive`
-those that a witness finds likely; the weight of any other token follows from its p alone.
+They are those of proposed tokens, and under `adaptive` of those that a witness finds likely.
 """
 
 from __future__ import annotations
@@ -23,51 +22,32 @@ MANY = 64.0  # times the mean probability, from which a token is likely
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What the retrieved text says about the tokens whose weights do not follow from p alone.
+    """What the retrieved text says about the tokens whose weights do not follow from p alone."""
 
-    Attributes:
-        ids: The proposed tokens, and with a witness those that it moves, no token twice [n].
-        draft: q, zero for tokens that were not proposed [n].
-        probs: The reading that p is moved towards: q, or its mean with the witness's [n].
-        is_plausible: Whether a token is moved [n].
-        error: Bound of the relative error of `probs`.
-        is_sure: Whether no token is so close to the border of the plausible ones that it may lie on
-            its other side.
-    """
-
-    ids: Ids
-    draft: Float64Array
+    ids: Ids  # the proposed tokens, and with a witness those that it moves, no token twice [n]
+    draft: Float64Array  # q, zero for tokens that were not proposed [n]
+    # The reading that p is moved towards: q, or its mean with the witness's [n].
     probs: Float64Array
-    is_plausible: npt.NDArray[np.bool_]
-    error: float = 0.0
+    is_plausible: npt.NDArray[np.bool_]  # whether a token is moved [n]
+    error: float = 0.0  # bound of the relative error of `probs`
+    # Whether no token is so close to the border of the plausible ones that it may lie on its other
+    # side.
     is_sure: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """p_hat up to a factor: weights of some tokens, and how those of all others follow from p.
+    """p_hat up to a factor: weights of some tokens, and how those of all others follow from p."""
 
-    Attributes:
-        row: p.
-        ids: The tokens with weights of their own, no token twice [n].
-        weights: Their weights [n].
-        slack: Bounds of the errors of the weights beside those of the others [n].
-        total: Sum of the weights of all tokens.
-        error: Bound of the relative error of a quotient of a weight and the total.
-        share: The weight of any other token is ``share * p * exp(sharpening * p)``.
-        sharpening: See `share`.
-        is_all: Whether other tokens have no weight, as after a filter.
-    """
-
-    row: Row
-    ids: Ids
-    weights: Float64Array
-    slack: Float64Array
-    total: float = 1.0
-    error: float = 0.0
-    share: float = 1.0
-    sharpening: float = 0.0
-    is_all: bool = False
+    row: Row  # p
+    ids: Ids  # the tokens with weights of their own, no token twice [n]
+    weights: Float64Array  # their weights [n]
+    slack: Float64Array  # bounds of the errors of the weights beside those of the others [n]
+    total: float = 1.0  # sum of the weights of all tokens
+    error: float = 0.0  # bound of the relative error of a quotient of a weight and the total
+    share: float = 1.0  # the weight of any other token is ``share * p * exp(sharpening * p)``
+    sharpening: float = 0.0  # see `share`
+    is_all: bool = False  # whether other tokens have no weight, as after a filter
 
     def others(self, probs: Any) -> Any:
         """Return the weights of tokens that have none of their own, by their p."""
@@ -88,17 +68,13 @@ class Fused:
 def read_proposal(
     ids: Ids, draft: Float64Array, plausibility: float, witness: Row | None
 ) -> Proposal:
-    """Return what the proposal says, and a witness where there is one.
-
-    A witness moves all tokens that are plausible by the mean of both readings. Where none of them
-    was proposed that is half of its own probability, so the others among them are likely ones.
-    """
+    """Return what the proposal says, and a witness where there is one."""
     if witness is None:
         return Proposal(ids, draft, draft, draft >= plausibility * draft.max())
     probs = (draft + witness.probs(ids)) / 2
     best = max(float(probs.max()), 1 / witness.total / 2)
     least = plausibility * best
-    likely = witness.at_least(2 * least)
+    likely = witness.at_least(2 * least)  # without a proposal, the mean is half of a witness's p
     likely = _without(likely, ids, len(witness.logits))
     probs = np.concatenate([probs, witness.probs(likely) / 2])
     is_close = abs(probs - least) < 4 * witness.error * least
@@ -149,11 +125,9 @@ def fuse_row(row: Row, told: Proposal, draw: Draw, log_odds: float) -> Fused:
 
 
 def _sum_weights(fused: Fused, probs: Float64Array, times: float) -> Fused:
-    """Return p_hat of `adaptive` with its total; `probs` are p of the candidates.
-
-    Tokens with at least `times` the mean probability are added one by one. Sharpening multiplies
-    the others by hardly more than one: at most by what it would for the likeliest of them.
-    """
+    """Return p_hat of `adaptive` with its total; `probs` are p of the candidates."""
+    # Tokens with at least `times` the mean probability are added one by one. Sharpening multiplies
+    # the others at most by what it would for the likeliest of them.
     most = min(times / len(fused.row.logits), 1.0)  # of few tokens, that is more than any has
     likely = fused.row.probs(fused.without_own(fused.row.at_least(most)))
     rest = fused.share * max(1 - float(probs.sum()) - float(likely.sum()), 0.0)

@@ -1,9 +1,6 @@
 """Judging of blocks by weights: what `rapid.speculation.acceptance.judge` says, in less time.
 
-On a CPU a block is decided position by position, up to the first rejection. Elsewhere the positions
-of several blocks are decided together, as if every draft before them were accepted; then the
-decisions are taken one by one, up to a rejection, and the first that is not sure, with all after
-it, is left to the specification.
+From the first decision that is not sure on, the specification judges the rest of the block.
 """
 
 from __future__ import annotations
@@ -77,10 +74,9 @@ def judge_by_rows(question: ToJudge) -> Judgement:
 
 
 def decide_together(questions: Sequence[ToJudge]) -> torch.Tensor:
-    """Return all that `judge_together` needs from the device, as float64 in one dimension.
+    """Return what `judge_together` needs from the device, float64 in one dimension.
 
-    Args:
-        questions: Blocks with the same settings, for all of which `is_within_reach` holds.
+    The blocks have the same settings, and `is_within_reach` holds for all.
     """
     lengths = [len(question.block) for question in questions]
     log_odds = [question.log_odds for question in questions]
@@ -91,10 +87,7 @@ def decide_together(questions: Sequence[ToJudge]) -> torch.Tensor:
 def judge_together(
     questions: Sequence[ToJudge], decided: Float64Array
 ) -> list[Callable[[], Judgement]]:
-    """Return the judging of each block by what `decide_together` returned, brought to the host.
-
-    Each may raise what the specification raises.
-    """
+    """Return calls that judge each block by what `decide_together` returned, on the host."""
     lengths = [len(question.block) for question in questions]
     drafted = decided[: 5 * sum(lengths)].reshape(5, -1).T
     instead = decided[5 * sum(lengths) :].reshape(5, -1).T
@@ -199,16 +192,9 @@ def _decide(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Decide all positions of some blocks, each as if the drafts before it were accepted.
 
-    Args:
-        rows: The positions of all blocks.
-        draw: Their settings; the position is not used.
-        lengths: Numbers of positions [blocks].
-        log_odds: Those before each block [blocks].
-
-    Returns:
-        Token, whether it was accepted, whether that is sure, p and q of the token [5, rows]. And
-        likewise the token in place of the first rejected one of each block [5, blocks], without
-        meaning where nothing is drawn from a residual.
+    Return token, whether it was accepted, whether that is sure, p and q of the token [5, rows]; and
+    likewise the token in place of the first rejected one of each block [5, blocks], without meaning
+    where nothing is drawn from a residual.
     """
     is_witnessed = draw.speculation.is_witnessed
     probs = rows.draft.new_zeros((2, len(rows.drafted)))

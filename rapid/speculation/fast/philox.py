@@ -1,10 +1,7 @@
 """Philox 4x64-10 in integer operations, for random numbers of chosen tokens on any device.
 
-`rapid.speculation.noise` draws with numpy's generator, which gives the numbers of all token ids in
-turn. Philox is a function of key and counter, so the numbers of a few tokens, or of the tokens of
-many positions, are computed alone and where the logits are. They are the same bits: only integers
-are combined, in words of 64 bits whose products are put together from halves of 32 (Salmon et al.,
-SC 2011, figure 2, with the constants of their Random123 library, as in numpy).
+It gives the bits of numpy's generator (Salmon et al., SC 2011, figure 2, with the constants of
+their Random123 library), in words of 64 bits whose products are put together from halves.
 """
 
 from __future__ import annotations
@@ -42,12 +39,7 @@ def keys_of(draws: Sequence[Draw], purpose: Purpose) -> Keys:
 
 
 def uniforms_at(keys: Keys, ids: npt.NDArray[Any]) -> Float64Array:
-    """Return the numbers that `Draw.noise` gives to some tokens, on the host [draws, n].
-
-    Args:
-        keys: Result of `keys_of` [draws, 3].
-        ids: Token ids, not below zero [draws, n].
-    """
+    """Return the numbers that `Draw.noise` gives to token ids, both [draws, n], on the host."""
     ids = ids.astype(np.int64)
     words = np.stack(_philox(ids // 4 + 1, *_columns(keys)), axis=-1)
     chosen = np.take_along_axis(words, (ids % 4)[..., None], axis=-1)[..., 0]
@@ -55,13 +47,10 @@ def uniforms_at(keys: Keys, ids: npt.NDArray[Any]) -> Float64Array:
 
 
 def uniforms_on_device(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the numbers that `Draw.noise` gives to the first tokens [draws, count].
-
-    On a CPU numpy's own generator is faster, and is used.
-    """
+    """Return the numbers that `Draw.noise` gives to the first tokens [draws, count]."""
     if keys.device.type != "cpu":
         return compute_uniforms(keys, count)
-    rows = [
+    rows = [  # numpy's own generator is faster there
         uniforms(seed, last >> 8, position, Purpose(last & 0xFF), count)
         for position, seed, last in keys.tolist()
     ]

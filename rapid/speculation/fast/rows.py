@@ -30,33 +30,18 @@ _memory = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The target's distribution p at one position, of which a token's probability is asked for.
+    """The target's distribution p at one position, of which a token's probability is asked for."""
 
-    Attributes:
-        logits: z [vocab].
-        temperature: T of p.
-        peak: The highest logit.
-        total: Sum of ``exp((z - peak) / T)``.
-        error: Bound of the relative error of p.
-        rounding: Bound of the relative error of quotients of two probabilities.
-    """
-
-    logits: Float32Array
-    temperature: float
-    peak: float
-    total: float
-    error: float
-    rounding: float
+    logits: Float32Array  # z [vocab]
+    temperature: float  # T of p
+    peak: float  # the highest logit
+    total: float  # sum of ``exp((z - peak) / T)``
+    error: float  # bound of the relative error of p
+    rounding: float  # bound of the relative error of quotients of two probabilities
 
     @classmethod
     def read(cls, logits: torch.Tensor, temperature: float, *, is_fine: bool) -> Row:
-        """Read a row; if its logits are not numbers, its error is infinite.
-
-        Args:
-            logits: float32, on the CPU [vocab].
-            temperature: T.
-            is_fine: Whether p is wanted to the precision of float64.
-        """
+        """Read a row, float32 on the CPU [vocab]; of what is no number the error is infinite."""
         array: Float32Array = logits.numpy()
         best = int(array.argmax())
         peak = float(array[best])

@@ -1,12 +1,6 @@
 """All tokens of one step of an engine: proposals, blocks and plain tokens of several answers.
 
-`rapid.speculation.acceptance` and `rapid.speculation.sampling` say what each token is, position by
-position. `answer_questions` gives the same tokens for all positions of a step. On a CUDA device the
-rows of all answers with the same settings are computed together, and all results come to the host
-in one transfer. On a CPU rows are taken one by one, up to a rejection, because a row's numbers then
-stay in the cache, and only those of a long vocabulary: for others the specification takes no
-longer. Whatever is not sure, or too rare to be worth it (log-probabilities, the rule `paper`,
-proposals without a cut), is left to the specification as well.
+They are those of `rapid.speculation.acceptance` and `rapid.speculation.sampling`, in less time.
 """
 
 from __future__ import annotations
@@ -60,6 +54,7 @@ def answer_questions(questions: Sequence[Question]) -> _Answers:
     """
     if questions and questions[0].logits.device.type == "cuda":
         return answer_together(questions)
+    # One by one, up to a rejection: a row's numbers stay in the cache.
     return [_try(partial(_alone, question)) for question in questions]
 
 
@@ -81,10 +76,8 @@ def answer_together(questions: Sequence[Question]) -> _Answers:
 
 
 def _batches(questions: Sequence[Question]) -> list[list[int]]:
-    """Return the questions that are answered in one batch each: same settings, not too many rows.
-
-    Batches are computed one after the other, so the longest one decides on the memory.
-    """
+    """Return the questions that are answered in one batch each: same settings, not many rows."""
+    # Batches are computed one after the other, so the longest one decides on the memory.
     batches: list[list[int]] = []
     rooms: dict[object, int] = {}  # rows that the latest batch of some settings has room for
     latest: dict[object, list[int]] = {}
@@ -100,11 +93,7 @@ def _batches(questions: Sequence[Question]) -> list[list[int]]:
 
 
 def judge_block(question: ToJudge) -> Judgement:
-    """Return the judgement of one block, as `answer_questions` does.
-
-    Raises:
-        EngineFailed: The logits contain NaN or +inf.
-    """
+    """Return the judgement of one block, or raise EngineFailed if it contains NaN or +inf."""
     (answer,) = answer_questions([question])
     if isinstance(answer, Exception):
         raise answer
@@ -118,6 +107,7 @@ def _settings(question: Question) -> object:
             return None
     elif isinstance(question, ToDecode) and question.num_logprobs is not None:
         return None
+    # What joins no batch is too rare: log-probabilities, the rule `paper`, uncut proposals.
     sampling, speculation = question.draw.sampling, question.draw.speculation
     return (
         type(question),

@@ -1,15 +1,8 @@
 """The fused distribution as weights that need not sum to one, for many rows at once.
 
-`rapid.speculation.fusion` moves whole rows. Most rules move only the tokens that the drafter
-proposed, so here the target's own probabilities stay as they are, the proposed tokens' weights are
-put in their place, and the sum is corrected by what changed. One softmax is all that is left of a
-row. `adaptive` sharpens all tokens and takes one pass more.
-
-Weights have the specification's ratios up to rounding, so a decision by them is the specification's
-unless it is a close one. Every function therefore says which of its decisions are *sure*: no change
-of the weights by a share of `error` could turn them. Whoever asks has the others taken by the
-specification, so that all tokens are the specification's, bit for bit
-(``docs/algorithm.md#the-same-decisions-faster``).
+Weights have the specification's ratios up to rounding. Every function says which of its decisions
+are *sure*: no change of the weights by a share of `error` could turn them. The caller leaves the
+others to the specification (``docs/algorithm.md#the-same-decisions-faster``).
 """
 
 from __future__ import annotations
@@ -40,28 +33,16 @@ _LEAST_SORTED = 1024  # tokens among which the filters' borders are looked for
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """Positions to judge, all with the same settings, on one device.
+    """Positions to judge, all with the same settings, on one device."""
 
-    Padding of `ids` and `draft` repeats the first candidate, so that it changes nothing.
-
-    Attributes:
-        logits: The target's [rows, vocab].
-        ids: Candidates of the proposals [rows, m].
-        draft: Their probabilities, float64 [rows, m].
-        is_real: False for padding [rows, m].
-        drafted: The drafted tokens [rows].
-        numbers: Uniform numbers that drafted tokens are accepted by [rows].
-        keys: Keys of the noise of the token that is drawn [rows, 3].
-        witness: The target's logits after the retrieved text [rows, vocab], if any.
-    """
-
-    logits: torch.Tensor
-    ids: torch.Tensor
-    draft: torch.Tensor
-    is_real: torch.Tensor
-    drafted: torch.Tensor
-    numbers: torch.Tensor
-    keys: torch.Tensor
+    logits: torch.Tensor  # the target's [rows, vocab]
+    ids: torch.Tensor  # candidates of the proposals [rows, m]
+    draft: torch.Tensor  # their probabilities, float64 [rows, m]
+    is_real: torch.Tensor  # False for padding, which repeats the first candidate [rows, m]
+    drafted: torch.Tensor  # the drafted tokens [rows]
+    numbers: torch.Tensor  # uniform numbers that drafted tokens are accepted by [rows]
+    keys: torch.Tensor  # keys of the noise of the token that is drawn [rows, 3]
+    # The target's logits after the retrieved text [rows, vocab], if any.
     witness: torch.Tensor | None = None
 
     def draft_of(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -84,19 +65,12 @@ class BlockRows:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Distributions up to a factor: ``p_hat = weights / total``.
+    """Distributions up to a factor: ``p_hat = weights / total``."""
 
-    Attributes:
-        weights: Not below zero, float32, or float64 for filters [rows, vocab].
-        total: Their sums, float64 [rows].
-        error: Bounds of the relative errors of p_hat [rows].
-        doubtful: Tokens at a filter's border, which it may keep or not [rows, vocab]; None without
-            filters.
-    """
-
-    weights: torch.Tensor
-    total: torch.Tensor
-    error: torch.Tensor
+    weights: torch.Tensor  # not below zero, float32, or float64 for filters [rows, vocab]
+    total: torch.Tensor  # their sums, float64 [rows]
+    error: torch.Tensor  # bounds of the relative errors of p_hat [rows]
+    # Tokens at a filter's border, which it may keep or not [rows, vocab]; None without filters.
     doubtful: torch.Tensor | None = None
 
     @classmethod
@@ -128,15 +102,11 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class RowReadings:
-    """What the two texts say about tokens, before filters; for the odds of `adaptive`.
+    """What the two texts say about tokens, before filters; for the odds of `adaptive`."""
 
-    Attributes:
-        target: p, float64 under `adaptive`, whose odds need every bit, else float32 [rows, vocab].
-        retrieved: The target's own distribution on the retrieved text, float64 [rows, vocab], if
-            any.
-    """
-
+    # p, float64 under `adaptive`, whose odds need every bit, else float32 [rows, vocab].
     target: torch.Tensor
+    # The target's own distribution on the retrieved text, float64 [rows, vocab], if any.
     retrieved: torch.Tensor | None
 
     def at(self, rows: torch.Tensor) -> RowReadings:
@@ -153,10 +123,7 @@ class RowReadings:
 
 
 def is_within_reach(speculation: SpeculationConfig) -> bool:
-    """Return whether rows can be judged by weights under these settings.
-
-    The rule `paper` cannot, and neither can a move of tokens that were not proposed.
-    """
+    """Return whether rows can be judged by weights: not by `paper`, nor where all tokens move."""
     moves_all = speculation.transfer == "distill" and speculation.plausibility == 0
     return (
         speculation.rule == "exact"
@@ -175,14 +142,12 @@ def read(rows: BlockRows, draw: Draw) -> RowReadings:
 
 
 def softmax(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
-    """Return p in float32, or in float64 for filters, whose borders lie between close numbers.
-
-    Its sum is taken in float64: adding many small numbers to a large one in float32 loses some.
-    """
+    """Return p in float32, or in float64 for filters, whose borders lie between close numbers."""
     temperature = draw.temperature
     if _is_filtered(draw.sampling, logits.shape[-1]):
         return probabilities(logits, temperature)
     probs = torch.softmax(logits if temperature == 1 else logits / temperature, dim=-1)
+    # In float32, adding many small numbers to a large one would lose some.
     return probs.mul_(probs.sum(dim=-1, keepdim=True, dtype=torch.float64).reciprocal().float())
 
 
@@ -198,11 +163,8 @@ def fuse_weights(
 ) -> Weights:
     """Return p_hat before filters, for every rule of `rapid.speculation.fusion.fuse_probs`.
 
-    Args:
-        rows: The positions.
-        readings: What `read` returned for them; `weights` may share its memory.
-        draw: The rule and the temperature; the position is not used.
-        weight: Of the retrieved text's reading under `adaptive` [rows]; None otherwise.
+    It may share the memory of `readings`. `weight` is that of the retrieved text's reading under
+    `adaptive` [rows], else None.
     """
     target, speculation, eta = readings.target, draw.speculation, draw.speculation.eta
     if weight is not None:  # p is needed again, for the odds
@@ -219,6 +181,7 @@ def fuse_weights(
         sharpened = mixed * (eta * weight)[:, None].to(mixed.dtype)
         sharpened.exp_().mul_(mixed)
         return Weights(sharpened, sharpened.sum(dim=-1).double(), error)
+    # Only proposed tokens are moved: their weights and the sum change, and nothing else of p.
     proposed = target.gather(-1, rows.ids).double()
     total, error = own.total, own.error
     if speculation.transfer == "mixture":
@@ -265,13 +228,10 @@ def _mix(
 def filter_weights(
     fused: Weights, logits: torch.Tensor, sampling: SamplingConfig
 ) -> tuple[Weights, torch.Tensor]:
-    """Return the weights that `rapid.speculation.sampling.filter_probs` keeps; all without filters.
+    """Return the weights that `filter_probs` keeps, and whether they are sure to be those [rows].
 
     Only the best tokens are sorted, by weight and then by id. Of two tokens with the same weight
     the lower id is kept if they also have the same logit; otherwise the row is not sure.
-
-    Returns:
-        The kept weights, and whether they are sure to be the right ones [rows].
     """
     vocab = logits.shape[-1]
     sure = torch.isfinite(fused.total) & (fused.error < _MOST_ERROR)
@@ -319,12 +279,7 @@ def best_of(fused: Weights) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def best_logit(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the token with the highest logit of each row, and whether p has it alone there.
-
-    Args:
-        logits: Those of the rows, float32 [rows, vocab].
-        temperature: T of p.
-    """
+    """Return the highest logit's token of each row [rows, vocab], and whether p has it alone."""
     tokens, best, is_alone = _peak(logits, width=_CLOSE * temperature)
     return tokens, is_alone & torch.isfinite(best)
 
@@ -332,18 +287,10 @@ def best_logit(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, 
 def race_rows(
     weights: Weights, keys: torch.Tensor, tolerance: torch.Tensor | float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw a token of each row by the race of `rapid.speculation.noise.race`.
+    """Draw a token of each row by the race of `rapid.speculation.noise.race`, by keys [rows, 3].
 
-    The token that finishes first has the highest ratio of its weight to its time.
-
-    Args:
-        weights: Distributions.
-        keys: Of the noise, on the same device [rows, 3].
-        tolerance: Relative distance of two ratios within which a race is not sure, beside what the
-            weights' errors ask for.
-
-    Returns:
-        The tokens, and whether they are sure [rows].
+    Return the tokens, and whether they are sure [rows]: not where two ratios are as close as the
+    relative `tolerance`, beside what the weights' errors ask for.
     """
     times = uniforms_on_device(keys, weights.weights.shape[-1]).log_().neg_()
     times = times.to(weights.weights.dtype)
@@ -363,14 +310,12 @@ def accept_rows(rows: BlockRows, fused: Weights) -> tuple[torch.Tensor, torch.Te
 
 
 def correct_rows(rows: BlockRows, fused: Weights) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw a token of each row from what p_hat has more than q; takes the place of `fused`.
+    """Draw a token of each row from what p_hat has more than q, and say if it is sure [rows].
 
-    Where there is hardly more, the weight is a difference of close numbers. It is taken too high by
-    what it may be wrong, so that it wins rather too early, and then the row is not sure.
-
-    Returns:
-        The tokens, and whether they are sure [rows].
+    It takes the place of `fused`.
     """
+    # A difference of close numbers is taken too high by what it may be wrong: its token wins rather
+    # too early, and then the row is not sure.
     proposed = fused.weights.gather(-1, rows.ids).double()
     wanted = fused.total[:, None] * rows.draft
     slack = 2 * fused.error[:, None] * (proposed + wanted)
@@ -386,10 +331,7 @@ def _peak(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return where each row is highest, how high, and whether no other value comes close [rows].
 
-    Args:
-        values: Numbers [rows, vocab].
-        share: Relative distance to the highest within which values are close [rows].
-        width: Absolute distance, likewise.
+    Close is within `share` of the highest [rows], or else within the distance `width`.
     """
     best, tokens = values.max(dim=-1)
     least = best - width if share is None else best * (1 - share)

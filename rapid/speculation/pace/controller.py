@@ -1,31 +1,20 @@
 """Choice of draft lengths from measured times: the length that yields the most tokens a second.
 
 A round that drafts k tokens commits ``E(k) = 1 + a + ... + a^(k-1)`` tokens on average, where `a`
-is the share of judged draft tokens that were accepted: there is no bonus token
-(``docs/algorithm.md``). The round takes ``R(k)`` seconds, a line through the measured rounds. Plain
-decoding takes ``P`` seconds a token. The chosen length maximises ``E(k) / R(k)``, and where the
-contract does not need a drafter, the controller rests (nothing is drafted) unless that beats
-``1 / P``. Times are measured in the loop and include everything between it and the engines.
+is the share of judged draft tokens that were accepted (there is no bonus token), and takes ``R(k)``
+seconds, a line through the measured rounds. Plain decoding takes ``P`` seconds a token. The chosen
+length maximises ``E(k) / R(k)``. Where the contract does not need a drafter, the controller rests,
+which *is* plain decoding, unless that beats ``1 / P``.
 
-**Never slower than plain.** Resting *is* plain decoding: the same call, for as many tokens. A
-balance books what drafting costs beyond plain decoding: a drafted round of n tokens and s seconds
-adds ``n * P - s`` seconds, which never lifts the balance above zero, and a plain round adds
-`_SHARE` of its time (`rapid.speculation.pace.round_costs`).
+A balance books what drafting costs beyond resting: a drafted round of n tokens and s seconds adds
+``n * P - s``, never above zero, and a plain round `_SHARE` of its time. Drafting that looks
+profitable may owe `_GRACE_TOKENS` plain tokens, and then pauses until they are paid back, whatever
+``E`` predicts. Drafting that looks unprofitable is tried once its expected cost is paid for. So in
+``T`` seconds drafting costs at most ``_SHARE * T`` plus, once, the grace, the round that overdraws
+it, and the first `_TRIALS` rounds of a process without measurements.
 
-- Drafting that looks profitable continues until it owes the time of `_GRACE_TOKENS` plain tokens.
-  It then pauses until plain rounds have paid that back, whatever the model predicts; so acceptance
-  that does not follow ``E`` (all or nothing, for example) cannot cost more.
-- Drafting that looks unprofitable is tried once plain rounds have paid for the expected cost of the
-  trial. Each trial that loses halves the pay, down to an eighth. After a rest the drafter first
-  reads what it missed: that time is booked, but not counted as the time of a round.
-
-So over ``T`` seconds drafting costs at most ``_SHARE * T`` plus, once, the grace, the round that
-overdraws it, and the first `_TRIALS` rounds of a process without measurements.
-
-**Exactness.** A length is a function of earlier text, acceptance and times, never of the tokens
-that are drawn in its own block; so every token follows its contract. Under `shared_noise`, and
-greedy, the text is the same at any length. Under `maximal` resting preserves the distribution but
-not the text, so a reproducible text needs a fixed length.
+A length never depends on the tokens of its own block, so every token follows its contract. Under
+`maximal`, resting keeps the distribution but not the text: for that, fix the length.
 """
 
 from __future__ import annotations
@@ -68,9 +57,7 @@ class Controller:
         can_rest: Whether the contract holds without a drafter.
         num_left: Most tokens that the answer may still get; None is without limit.
         is_read: Tells whether the drafter has read its prompt; the controller rests before.
-        on_rest: Called once, when the controller rests for good: what is left of the answer is too
-            short to pay for another trial.
-        clock: Monotonic clock, in seconds.
+        on_rest: Called once, when what is left is too short to pay for another trial.
     """
 
     def __init__(
@@ -124,6 +111,7 @@ class Controller:
             bucket.book_plain(num_tokens, seconds)
             return
         num_drafted = verdict.num_drafted
+        # A drafter that rested first reads what it missed: booked, but no round's time.
         is_catching_up, self._num_rested = self._num_rested > self._max_draft, 0
         if not is_catching_up or seconds < bucket.drafted.at(num_drafted):
             slope = verdict.draft_ms / 1e3 / num_drafted if num_drafted else 0.0
@@ -184,19 +172,13 @@ class Controller:
         return lengths[rates.index(rate)], rate
 
     def _tokens(self, lengths: Sequence[int]) -> list[float]:
-        """Return ``E``, the expected tokens that a drafted round of each length commits.
-
-        Rounds in which nothing is proposed commit one token.
-        """
+        """Return ``E``, the expected tokens that a drafted round of each length commits."""
         accepted, offered = self._own.rate(self._prior), self._own.offer_rate(self._offer_prior)
-        share = offered / (1 - accepted)
+        share = offered / (1 - accepted)  # a round without a proposal commits one token
         return [1 + share * (accepted - accepted**length) for length in lengths]
 
     def _seconds(self, bucket: LengthBucket, lengths: Sequence[int]) -> list[float]:
-        """Return ``R``, the expected seconds of a drafted round of each length.
-
-        Rounds in which nothing is proposed count as drafts of no tokens.
-        """
+        """Return ``R``, the expected seconds of a drafted round of each length."""
         offered, slope = self._own.offer_rate(self._offer_prior), bucket.drafted.slope
         start = bucket.drafted.at(0)
         return [start + slope * offered * length for length in lengths]

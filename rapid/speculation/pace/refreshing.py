@@ -1,7 +1,6 @@
 """The trigger for another retrieval: a rejected draft, which shows what the drafter lacks.
 
-The paper retrieves once, for the question. This trigger and its constants were chosen among four
-occasions to retrieve again for the question and the answer so far
+The paper retrieves once. This trigger was chosen among four occasions to retrieve again
 (`benchmarks/results/triggered-retrieval-test.md`).
 """
 
@@ -16,10 +15,9 @@ LEAST_DISTANCE = 3  # tokens between two refreshes, and before the first
 class RefreshTrigger:
     """The refresh trigger of one choice, fed with its verdicts.
 
-    The position at which a draft token is rejected is a function of the prompt, the committed text
-    and the seed, and the rejection ends its block. So the time of a refresh does not depend on how
-    the answer was split into blocks. This does not hold under the rule `paper`, whose bonus tokens
-    are never drafted.
+    A rejection is a function of the prompt, the committed text and the seed, and ends its block. So
+    refreshes do not depend on how the answer was split into blocks, but for the rule `paper`, whose
+    bonus tokens are never drafted.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,6 @@
 """What rounds cost and what they bring, as measured: times, acceptance, and what drafting owes.
 
-`rapid.speculation.pace.controller` chooses draft lengths by them. Times lie on a line over the
-tokens of a round, for each length of the context and each load. A balance per line books what
-drafting costs beyond plain decoding; the controller says how it is spent.
+Times lie on a line over a round's tokens, for each length of the context and each load.
 """
 
 from __future__ import annotations
@@ -27,10 +25,9 @@ _PRIOR_TOKENS = 4.0  # weight of the acceptance before anything is judged, in ju
 
 @dataclass(slots=True)
 class Line:
-    """A least-squares line of seconds over tokens that forgets old rounds.
+    """A least-squares line of seconds over tokens that forgets old rounds and never falls.
 
     While all rounds have the same length, it uses the slope that is supplied with each of them.
-    Neither its intercept nor its slope is ever negative.
     """
 
     weight: float = 0.0
@@ -74,10 +71,7 @@ class Line:
         return min(max(slope, 0.0), steepest)
 
     def borrow(self, ratio: float = 1.0) -> Line:
-        """Return a line with times scaled by `ratio`, of low weight against new measurements.
-
-        One without measurements stays without.
-        """
+        """Return a line with times scaled by `ratio`, of low weight against new measurements."""
         return Line(min(self.weight, 1.0), self.tokens, self.seconds * ratio, self.slope * ratio)
 
 
@@ -97,10 +91,7 @@ class Acceptance:
     def observe(self, verdict: Verdict, keep: float, most_tokens: float) -> None:
         """Count a round in which a draft was requested.
 
-        Args:
-            verdict: The result of the round.
-            keep: Factor on the earlier counts.
-            most_tokens: Limit of the earlier counts, in tokens and in rounds.
+        `keep` is the factor on the earlier counts, which are at most `most_tokens`, also in rounds.
         """
         is_offered = verdict.num_drafted > 0
         keep = min(keep, most_tokens / max(self.judged, 1e-9), most_tokens / max(self.asked, 1e-9))
@@ -120,27 +111,18 @@ class Acceptance:
 
 @dataclass(slots=True)
 class LengthBucket:
-    """Round times at one context length and load, and the balance of drafting there.
+    """Round times at one context length and load, and the balance of drafting there."""
 
-    Attributes:
-        plain: Times of plain rounds.
-        drafted: Times of drafted rounds.
-        num_trials: Number of drafted rounds.
-        since_plain: Drafted rounds since the last plain one.
-        balance: Seconds that drafting owes (below zero) or that a trial may cost (above zero).
-        num_failures: Successive trials that lost time, up to `_MOST_FAILURES`.
-        is_barred: Whether drafting owed more than its grace and has not paid it back yet.
-        is_borrowed: Whether the times are those of the nearest bucket.
-    """
-
-    plain: Line = field(default_factory=Line)
-    drafted: Line = field(default_factory=Line)
-    num_trials: int = 0
-    since_plain: int = 0
+    plain: Line = field(default_factory=Line)  # times of plain rounds
+    drafted: Line = field(default_factory=Line)  # times of drafted rounds
+    num_trials: int = 0  # number of drafted rounds
+    since_plain: int = 0  # drafted rounds since the last plain one
+    # Seconds that drafting owes (below zero) or that a trial may cost (above zero).
     balance: float = 0.0
-    num_failures: int = 0
+    num_failures: int = 0  # successive trials that lost time, up to `_MOST_FAILURES`
+    # Whether drafting owed more than its grace and has not paid it back yet.
     is_barred: bool = False
-    is_borrowed: bool = False
+    is_borrowed: bool = False  # whether the times are those of the nearest bucket
 
     def book_plain(self, num_tokens: int, seconds: float) -> None:
         """Record a plain round, which pays debts back and pays for trials."""
@@ -162,7 +144,6 @@ class LengthBucket:
         """Book the seconds that a drafted round saved or, below zero, lost against plain decoding.
 
         Args:
-            saved: The seconds.
             grace: Debt, in seconds, beyond which drafting is barred.
             is_probe: Whether the round was a trial of drafting that looked unprofitable.
         """
@@ -206,10 +187,7 @@ class RoundCosts:
             self._num_growing -= num_answers
 
     def at(self, num_context: int) -> LengthBucket:
-        """Return the bucket for `num_context` tokens at the current load.
-
-        A new bucket borrows the times of its nearest neighbour.
-        """
+        """Return the bucket for `num_context` tokens and the load; a new one borrows its times."""
         length = int(2 * math.log2(max(num_context, _LEAST_CONTEXT)))
         load = int(math.log2(max(self._num_growing, 1)))
         if (length, load) not in self._buckets:
@@ -223,9 +201,6 @@ class RoundCosts:
         return self._buckets[length, load]
 
     def acceptance(self, *, can_rest: bool) -> Acceptance:
-        """Return the acceptance of all requests that can rest, or of all that cannot.
-
-        The two are kept apart because drafts are accepted more often under the fused distribution
-        than under the target's own.
-        """
+        """Return the acceptance of all requests that can rest, or of all that cannot."""
+        # More drafts are accepted under the fused distribution than under the target's own.
         return self._acceptance.setdefault(can_rest, Acceptance())

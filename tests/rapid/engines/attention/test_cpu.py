@@ -55,15 +55,15 @@ def test_no_form_copies_keys(monkeypatch: pytest.MonkeyPatch, threads: int) -> N
     query, key, value = rows_and_keys(1, 2, 515, torch.bfloat16)
     store = key.untyped_storage().data_ptr()
     seen: list[int] = []
-    flash = cpu_attention._flash
+    packed = attend_packed
 
     def watched(query: torch.Tensor, key: torch.Tensor, *rest: torch.Tensor | float) -> object:
         assert key.untyped_storage().data_ptr() == store
         seen.append(len(key))
-        return flash(query, key, *rest)
+        return packed(query, key, *rest)
 
-    monkeypatch.setattr(cpu_attention, "_flash", watched)
-    for form in (attend_packed, row_by_row, split):
+    monkeypatch.setattr(cpu_attention, "attend_packed", watched)
+    for form in (cpu_attention.attend_packed, row_by_row, split):
         form(query, key, value, SCALE)
     assert seen == [1, 1, threads, 1]  # the split's last call is for the keys left over
 

@@ -17,7 +17,7 @@ from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.engines.attention.batch import Batch, Feed, RowLists
 from rapid.engines.attention.kernel_inputs import Kernels
 from rapid.engines.attention.ragged import attend_by_runs
-from rapid.engines.attention.triton_kernel import attend_by_blocks
+from rapid.engines.attention.triton_kernel import BlockAttention
 from rapid.engines.forward import cuda_graphs
 from rapid.engines.forward.buckets import Bucket, padding_pages
 from rapid.engines.forward.cuda_graphs import StepGraphs
@@ -77,7 +77,7 @@ def feed_all(
     capture: cuda_graphs.Capture, steps: list[dict[int, int]], device: torch.device = CPU
 ) -> None:
     """Feed so many rows of each prompt in each step, from token 20 on, and check every logit."""
-    kernels = Kernels(attend_by_runs, attend_by_runs, attend_by_blocks)
+    kernels = Kernels(attend_by_runs, attend_by_runs, BlockAttention())
     layout = replace(loaded().kv_layout, devices=(device,) * len(loaded().kv_layout.devices))
     cache = KVCache(layout, 32 + padding_pages(4), page_tokens=4)
     for tensor in itertools.chain(*cache.layers):
@@ -187,7 +187,7 @@ def test_after_a_capture_that_failed_there_is_no_other() -> None:
     def forward(batch: Batch) -> torch.Tensor:
         return torch.ones(len(batch.wanted), 3)
 
-    kernels = Kernels(attend_by_runs, attend_by_runs, attend_by_blocks)
+    kernels = Kernels(attend_by_runs, attend_by_runs, BlockAttention())
     cache = KVCache(loaded().kv_layout, 36, page_tokens=4)
     graphs = StepGraphs(forward, cache, CPU, kernels, 64, fails)
     for rows in (1, 2):
@@ -320,7 +320,7 @@ def test_steps_of_a_model_with_rings_are_replayed_as_well() -> None:
     for tensor in itertools.chain(*cache.layers):
         tensor.zero_()
     captures, pool = Captures(), RingPool(plan)
-    kernels = Kernels(attend_by_runs, attend_by_runs, attend_by_blocks)
+    kernels = Kernels(attend_by_runs, attend_by_runs, BlockAttention())
     runner = Runner(model.model, cache, CPU, model.vocab_size, kernels)
     runner.capture_steps(128, captures)
     prompts = [random_prompt(100, seed).tolist() for seed in (1, 2)]

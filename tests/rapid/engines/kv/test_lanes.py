@@ -139,8 +139,8 @@ def test_a_stream_copies_in_pieces_behind_the_forwards_so_far(
     assert cuda.log[-1] == "forwards wait for an event"
     mark.ended.is_reached = True
     for move in moves:
-        host._copies.add(move.page)
-        host._host_copies.add(move.host_page)
+        host._copies[move.page] += 1
+        host._host_copies[move.host_page] += 1
     landed = host.take_landed()
     assert landed == moves
     host.settle(landed)

@@ -8,7 +8,7 @@ import torch
 
 import rapid
 from rapid.config import SamplingConfig, SpeculationConfig, WindowDrafting
-from rapid.engines.local_ports import EngineVerifier, WindowDrafter
+from rapid.engines.local_ports import EngineDrafter, EngineVerifier
 from rapid.messages import DraftBlock, Verdict
 from tests.rapid.tiny_models import (
     FAMILIES,
@@ -55,7 +55,7 @@ async def test_proposals_equal_a_masked_forward(family: str, window: WindowDraft
     speculation = SpeculationConfig(eta=0.0, draft_top_k=None)
     await engine.open(lease_request("a", PROMPT, temperature=1.0, speculation=speculation))
     await engine.prefill("a")
-    drafter, verifier = WindowDrafter(engine, "a", window=window), EngineVerifier(engine, "a")
+    drafter, verifier = EngineDrafter(engine, "a", window=window), EngineVerifier(engine, "a")
     text, verdict = PROMPT.tolist(), None
     for _ in range(3):
         block = await drafter.draft(verdict, 5)
