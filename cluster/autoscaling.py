@@ -177,9 +177,9 @@ class OrchestratorPolicy:
 def latest(
     metrics: Mapping[str, Mapping[Any, Sequence[Any]]], now: float
 ) -> dict[str, dict[str, float]]:
-    """Return the latest numbers of replicas, by their unique ids, without those that are stale.
+    """Return each replica's latest metrics, by its unique id, without those that are stale.
 
-    `metrics` has Serve's time series by the name of the number and the replica; `now` is in seconds
+    `metrics` has Serve's time series by the metric's name and the replica; `now` is in seconds
     since the epoch.
     """
     stats: dict[str, dict[str, float]] = {}

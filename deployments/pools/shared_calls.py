@@ -44,7 +44,7 @@ class Asked(NamedTuple):
 
 
 class EndedCall(NamedTuple):
-    """A call that has ended.
+    """The outcome of one of the calls that share an actor call.
 
     Attributes:
         ticket: The caller's number for the call.

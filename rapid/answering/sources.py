@@ -207,7 +207,7 @@ def choose(
 
 @dataclass(frozen=True, slots=True)
 class Rereading(Generic[Found]):
-    """The `rapid.ports.Refresh` of one answer, whose drafter reads something else from then on.
+    """Retrieves again for one answer and makes its drafter read it: a `rapid.ports.Refresh`.
 
     Attributes:
         find: Finds what to read for the answer's tokens so far; None if there is nothing new.

@@ -276,10 +276,10 @@ class _Counts(Counter[int]):
 
 
 class RestorePace:
-    """Running means of the measured seconds per page of restoring and of computing."""
+    """Running means of the measured seconds per page: of copying it back, and of computing it."""
 
     def __init__(self, computing: RunningMean | None = None) -> None:
-        self.computing = computing or RunningMean(_WEIGHT)  # which paces may share
+        self.computing = computing or RunningMean(_WEIGHT)  # shared by host memory and disk
         self._restoring = RunningMean(_WEIGHT)
 
     def observe_restored(self, num_pages: float, seconds: float) -> None:
