@@ -32,7 +32,7 @@ from benchmarks.reporting import keep, table
 from rapid.engines.attention import cpu as cpu_attention
 from rapid.engines.attention.batch import Feed, assemble
 from rapid.engines.attention.ragged import attend_ragged, plain_partial
-from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
+from rapid.engines.kv.cache import KVCache, KVLayout, PageRun, PageTable
 
 PAGE, KV_HEADS, GROUP, HEAD_DIM = 16, 4, 1, 64
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def table_of(num_tokens: int, num_runs: int) -> PageTable:
     runs, start = [], 3
     while pages:
         size = min(length, pages)
-        runs.append(Run(start, start + size))
+        runs.append(PageRun(start, start + size))
         start += size + 1
         pages -= size
     return PageTable(runs, PAGE)

@@ -35,7 +35,7 @@ from rapid.config import EngineConfig
 from rapid.engines.attention.batch import Feed
 from rapid.engines.attention.cases import randomise
 from rapid.engines.forward.runner import Runner
-from rapid.engines.kv.cache import KVCache, PageTable, Run
+from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 from rapid.planning.shapes import KNOWN_SHAPES
 
 SYSTEMS = ("plain", "sd", "rapid-adaptive")
@@ -138,7 +138,7 @@ def runner_of(model: Model, context: int, *, is_fp8: bool) -> Runner:
 
 def step_ms(runner: Runner, context: int, num_rows: int) -> float:
     """Return the processor milliseconds of a step."""
-    pages = PageTable([Run(0, (context + max(ROWS)) // 16)], 16)
+    pages = PageTable([PageRun(0, (context + max(ROWS)) // 16)], 16)
     feed = Feed(list(range(10, 10 + num_rows)), context, pages, min(num_rows, 16))
     began = time.thread_time()
     runner.run([feed])

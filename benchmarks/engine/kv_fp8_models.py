@@ -24,7 +24,7 @@ from rapid.engines.attention.batch import Feed
 from rapid.engines.forward.key_centres import key_centres
 from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.runner import Runner
-from rapid.engines.kv.cache import KVCache, PageTable, Run
+from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 
 TEXT = ROOT / "docs/operations.md"
 CHUNK = 128
@@ -34,7 +34,7 @@ PAGE = 16
 def log_probs(loaded: LoadedModel, token_ids: list[int], cache: KVCache) -> torch.Tensor:
     """Return the log-probabilities after every token, [tokens, vocab]."""
     runner = Runner(loaded.model, cache, loaded.device, loaded.vocab_size)
-    pages = PageTable([Run(0, len(token_ids) // PAGE + 1)], PAGE)
+    pages = PageTable([PageRun(0, len(token_ids) // PAGE + 1)], PAGE)
     rows = []
     for start in range(0, len(token_ids), CHUNK):
         part = token_ids[start : start + CHUNK]

@@ -37,7 +37,7 @@ from rapid.engines.attention.batch import Feed
 from rapid.engines.forward.loading import load_model
 from rapid.engines.forward.products import Method, quantize
 from rapid.engines.forward.runner import Runner
-from rapid.engines.kv.cache import KVCache, PageTable, Run
+from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 from rapid.planning import packed_bits
 
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ def runner_of(model: Model) -> Runner:
 
 def step_ms(runner: Runner, num_rows: int) -> float:
     """Return the processor milliseconds of a step."""
-    table = PageTable([Run(0, (CONTEXT + max(ROWS)) // 16)], 16)
+    table = PageTable([PageRun(0, (CONTEXT + max(ROWS)) // 16)], 16)
     feed = Feed(list(range(10, 10 + num_rows)), CONTEXT, table, min(num_rows, 16))
     began = time.thread_time()
     runner.run([feed])

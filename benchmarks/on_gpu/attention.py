@@ -16,7 +16,7 @@ from rapid.engines.attention.cases import (
 from rapid.engines.attention.cuda import all_candidates
 from rapid.engines.attention.kernel_inputs import Attend
 from rapid.engines.attention.survey import TOLERANCES, Finding, Tunable, device_ms, survey
-from rapid.engines.kv.cache import KVCache, PageTable, Run
+from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 
 
 def correctness(bench: Bench) -> None:
@@ -66,9 +66,9 @@ def kernels_against_bytes(bench: Bench) -> None:
                 shape = [CaseRows(context - rows, rows)] * batch
                 against_bytes(bench, kernels, told, shape, tables_of(context, batch))
     long, short = plan.contexts[0], plan.draft_context
-    mixed = [PageTable([Run(0, long // PAGE)], PAGE)]
+    mixed = [PageTable([PageRun(0, long // PAGE)], PAGE)]
     mixed += [
-        PageTable([Run((long + i * short) // PAGE, (long + (i + 1) * short) // PAGE)], PAGE)
+        PageTable([PageRun((long + i * short) // PAGE, (long + (i + 1) * short) // PAGE)], PAGE)
         for i in range(5)
     ]
     for rows in (1, 8):

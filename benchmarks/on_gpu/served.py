@@ -12,14 +12,14 @@ from rapid.engines.attention.batch import Feed
 from rapid.engines.attention.kernel_inputs import Kernels
 from rapid.engines.forward.cuda_graphs import GraphCapture
 from rapid.engines.forward.runner import Runner
-from rapid.engines.kv.cache import KVCache, PageTable, Run
+from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 
 PAGE = 16
 
 
 def tables_of(context: int, batch: int) -> list[PageTable]:
     each = context // PAGE
-    return [PageTable([Run(i * each, (i + 1) * each)], PAGE) for i in range(batch)]
+    return [PageTable([PageRun(i * each, (i + 1) * each)], PAGE) for i in range(batch)]
 
 
 def questions_of(context: int, number: int = 6) -> list[PageTable]:
@@ -27,7 +27,7 @@ def questions_of(context: int, number: int = 6) -> list[PageTable]:
     own = 4
     shared = context // PAGE - own
     return [
-        PageTable([Run(0, shared), Run(shared + i * own, shared + (i + 1) * own)], PAGE)
+        PageTable([PageRun(0, shared), PageRun(shared + i * own, shared + (i + 1) * own)], PAGE)
         for i in range(number)
     ]
 

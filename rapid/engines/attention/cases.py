@@ -16,7 +16,7 @@ from rapid.engines.attention.batch import Feed, assemble
 from rapid.engines.attention.kernel_inputs import Attend, AttentionInputs
 from rapid.engines.attention.ragged import attend_by_runs, plain_partial
 from rapid.engines.attention.segments import MAX_STEP_ROWS, Partial, num_keys
-from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
+from rapid.engines.kv.cache import KVCache, KVLayout, PageRun, PageTable
 
 TILES = (16, 32, 64, 128)  # rows of a tile of queries, counted for every head of a KV group
 SHARPNESS = 3.0  # scale of the checks' queries: a few keys carry each output, so a lost one shows
@@ -126,12 +126,12 @@ def in_window(cases: Sequence[Case], window: int) -> list[Case]:
     return found
 
 
-def _first(runs: Sequence[Run], num_pages: int) -> list[Run]:
+def _first(runs: Sequence[PageRun], num_pages: int) -> list[PageRun]:
     """Return the runs of the first `num_pages` pages."""
-    first: list[Run] = []
+    first: list[PageRun] = []
     for run in runs:
         length = min(len(run), num_pages - sum(map(len, first)))
-        first += [Run(run.start, run.start + length)] if length else []
+        first += [PageRun(run.start, run.start + length)] if length else []
     return first
 
 
@@ -189,7 +189,7 @@ def _make_timed(
     num_pages = cache.longest[0].shape[1] // page_tokens
     each = max(1, min(num_pages // num_sequences, max_context // page_tokens))
     tables = [
-        PageTable([Run(i * each, (i + 1) * each)], page_tokens)
+        PageTable([PageRun(i * each, (i + 1) * each)], page_tokens)
         for i in range(min(num_sequences, num_pages // each))
     ]
     batch = [
@@ -236,11 +236,11 @@ def make_case(
 
 def scatter_pages(num_tokens: int, page_tokens: int, start: int) -> PageTable:
     """Return a table of runs of 3, 1, 4, 1, 5, ... pages from page `start` on, the last first."""
-    runs: list[Run] = []
+    runs: list[PageRun] = []
     missing, lengths = -(-num_tokens // page_tokens), [3, 1, 4, 1, 5, 9, 2, 6]
     while missing > 0:
         length = min(lengths[len(runs) % len(lengths)], missing)
-        runs.append(Run(start, start + length))
+        runs.append(PageRun(start, start + length))
         start += length + 1
         missing -= length
     return PageTable(runs[::-1], page_tokens)

@@ -24,7 +24,7 @@ class OutOfPages(RapidError):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Run:
+class PageRun:
     """Consecutive pages [start, stop)."""
 
     start: int
@@ -44,7 +44,7 @@ class PagePool:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self._free = [Run(0, num_pages)]  # by start, never adjacent to each other
+        self._free = [PageRun(0, num_pages)]  # by start, never adjacent to each other
         self.num_holders = np.zeros(num_pages, dtype=np.int32)  # of every page; for reading only
         self.num_free = num_pages  # pages without a holder
 
@@ -58,19 +58,19 @@ class PagePool:
         """Number of pages with at least one holder."""
         return self.num_pages - self.num_free
 
-    def allocate(self, num_pages: int) -> tuple[Run, ...]:
+    def allocate(self, num_pages: int) -> tuple[PageRun, ...]:
         """Take pages from the tightest free run that fits, else few runs, or raise OutOfPages."""
         if num_pages > self.num_free:
             raise OutOfPages(f"{num_pages} pages asked, {self.num_free} free")
         by_length = sorted(self._free, key=len)
-        taken: list[Run] = []
-        rests: dict[Run, Run] = {}
+        taken: list[PageRun] = []
+        rests: dict[PageRun, PageRun] = {}
         missing = num_pages
         while missing:
             index = min(bisect_left(by_length, missing, key=len), len(by_length) - 1)
             source = by_length.pop(index)
-            run = Run(source.start, min(source.stop, source.start + missing))
-            rests[source] = Run(run.stop, source.stop)
+            run = PageRun(source.start, min(source.stop, source.start + missing))
+            rests[source] = PageRun(run.stop, source.stop)
             taken.append(run)
             missing -= len(run)
         self._free = [rest for run in self._free if (rest := rests.get(run, run))]
@@ -79,20 +79,20 @@ class PagePool:
         self.num_free -= num_pages
         return tuple(sorted(taken))
 
-    def share(self, runs: Iterable[Run]) -> None:
+    def share(self, runs: Iterable[PageRun]) -> None:
         """Add a holder to each page of runs that are in use."""
         for run in runs:
             self.num_holders[run.start : run.stop] += 1
 
-    def free(self, runs: Iterable[Run]) -> None:
+    def free(self, runs: Iterable[PageRun]) -> None:
         """Drop a holder of each page; pages without a holder become free."""
         for run in runs:
             holders = self.num_holders[run.start : run.stop]
             holders -= 1
             for start, stop in _ranges(holders == 0):
-                self._return(Run(run.start + start, run.start + stop))
+                self._return(PageRun(run.start + start, run.start + stop))
 
-    def check_integrity(self, held: Iterable[Iterable[Run]] | None = None) -> None:
+    def check_integrity(self, held: Iterable[Iterable[PageRun]] | None = None) -> None:
         """Raise AssertionError unless every page is free or held, as often as `held` says."""
         free = np.zeros(self.num_pages, dtype=bool)
         for run in self._free:
@@ -109,14 +109,14 @@ class PagePool:
                     counted[run.start : run.stop] += 1
             _require(bool((counted == self.num_holders).all()), "holders and counts differ")
 
-    def _return(self, run: Run) -> None:
+    def _return(self, run: PageRun) -> None:
         index = bisect_left(self._free, run)
         start, stop, first, last = run.start, run.stop, index, index
         if index and self._free[index - 1].stop == start:
             start, first = self._free[index - 1].start, index - 1
         if index < len(self._free) and self._free[index].start == stop:
             stop, last = self._free[index].stop, index + 1
-        self._free[first:last] = [Run(start, stop)]
+        self._free[first:last] = [PageRun(start, stop)]
         self.num_free += len(run)
 
 
@@ -133,11 +133,11 @@ def _require(condition: bool, what: str) -> None:
 class PageTable:
     """Map from the token positions of one sequence to slots of the KV tensors."""
 
-    def __init__(self, runs: Iterable[Run], page_tokens: int) -> None:
-        joined: list[Run] = []
+    def __init__(self, runs: Iterable[PageRun], page_tokens: int) -> None:
+        joined: list[PageRun] = []
         for run in runs:
             if joined and joined[-1].stop == run.start:
-                joined[-1] = Run(joined[-1].start, run.stop)
+                joined[-1] = PageRun(joined[-1].start, run.stop)
             else:
                 joined.append(run)
         self.runs = tuple(joined)  # in the sequence's order, adjacent ones joined

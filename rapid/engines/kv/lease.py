@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rapid.engines.kv.cache import Run
+from rapid.engines.kv.cache import PageRun
 from rapid.engines.kv.prefix_cache import Pages
 from rapid.engines.kv.rings import Ring
 from rapid.engines.kv.sequences import Sequence
@@ -17,7 +17,7 @@ class Lease:
 
     request: LeaseRequest
     sequences: list[Sequence]
-    runs: list[tuple[Run, ...]]  # the pages that each choice holds, as the pool counts them
+    runs: list[tuple[PageRun, ...]]  # the pages that each choice holds, as the pool counts them
     prompt_pages: Pages  # the full pages of the prompt, which other leases may share
     page_names: list[bytes]
     last_used: float  # time of the last use or renewal, in seconds of the ledger's clock

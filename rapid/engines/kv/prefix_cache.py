@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from rapid.engines.kv.cache import PagePool, Run
+from rapid.engines.kv.cache import PagePool, PageRun
 from rapid.engines.kv.disk_tier import DiskTier
 from rapid.engines.kv.host_tier import HostTier, Move, Tags
 from rapid.messages import Int32Array
@@ -72,7 +72,7 @@ class PrefixCache:
         room = self._pool.num_free + self.num_idle - num_idle_here
         return num_pages - len(here) + num_kept <= room
 
-    def take(self, names: Sequence[bytes], num_pages: int) -> tuple[Run, ...]:
+    def take(self, names: Sequence[bytes], num_pages: int) -> tuple[PageRun, ...]:
         """Take `num_pages` pages for a sequence, in its order; the first have these names.
 
         Named pages that are here are shared; the others are new, to be computed or restored.
@@ -99,7 +99,7 @@ class PrefixCache:
             self._disk.use(names)
         return as_runs([*map(self._page_of.__getitem__, names), *fresh[len(missing) :]])
 
-    def free(self, runs: Iterable[Run]) -> None:
+    def free(self, runs: Iterable[PageRun]) -> None:
         """Drop a lease's hold on its pages; computed ones with names stay in the cache."""
         runs = tuple(runs)
         self._pool.free(runs)
@@ -110,7 +110,7 @@ class PrefixCache:
             for page in run.start + np.flatnonzero(is_alone & ~self._is_computed[pages]):
                 self._drop(self._name_of[int(page)])
 
-    def will_write(self, runs: Iterable[Run]) -> None:
+    def will_write(self, runs: Iterable[PageRun]) -> None:
         """Clear the tags of a lease's pages that are not computed: the lease overwrites them."""
         for run in runs:
             for page in run.start + np.flatnonzero(~self._is_computed[run.start : run.stop]):
@@ -153,7 +153,7 @@ class PrefixCache:
         """Whether copies between the tiers are queued or on their way."""
         return self._host is not None and self._host.is_copying
 
-    def awaits_copies(self, runs: Iterable[Run]) -> bool:
+    def awaits_copies(self, runs: Iterable[PageRun]) -> bool:
         """Return whether a lease with these pages must wait for copies before it writes to them."""
         host, disk = self._host, self._disk
         if host is None or not (host.is_copying or (disk is not None and disk.is_reading)):
@@ -203,9 +203,9 @@ class PrefixCache:
             if name is not None and name == self.tags[move.page]:
                 self._is_computed[move.page] = True
 
-    def check_integrity(self, held: Iterable[Iterable[Run]]) -> None:
+    def check_integrity(self, held: Iterable[Iterable[PageRun]]) -> None:
         """Raise AssertionError unless names, tags and holders, with those of leases, are right."""
-        named = [Run(page, page + 1) for page in self._name_of]
+        named = [PageRun(page, page + 1) for page in self._name_of]
         self._pool.check_integrity([*held, named])
         if {name: page for page, name in self._name_of.items()} != self._page_of:
             raise AssertionError("prefix cache: names and pages differ")
@@ -235,7 +235,7 @@ class PrefixCache:
         if self._host is not None and self._is_computed[page]:
             self._host.keep(name, page)
         self._is_computed[page] = False
-        self._pool.free([Run(page, page + 1)])
+        self._pool.free([PageRun(page, page + 1)])
 
     def _make_room(self, num_pages: int) -> None:
         """Evict the least recently used idle pages, preferably until one free run suffices."""
@@ -255,17 +255,17 @@ class PrefixCache:
             evicted += at_once
 
 
-def as_runs(pages: Iterable[int]) -> tuple[Run, ...]:
+def as_runs(pages: Iterable[int]) -> tuple[PageRun, ...]:
     """Return pages as runs in the same order, with consecutive ones joined."""
     each = np.fromiter(pages, dtype=np.intp)
     if not len(each):
         return ()
     first = np.flatnonzero(np.diff(each, prepend=each[0] - 2) != 1)  # of every run
     last = np.append(first[1:], len(each)) - 1
-    return tuple(map(Run, each[first].tolist(), (each[last] + 1).tolist()))
+    return tuple(map(PageRun, each[first].tolist(), (each[last] + 1).tolist()))
 
 
-def pages_of(runs: Iterable[Run], num_pages: int) -> Pages:
+def pages_of(runs: Iterable[PageRun], num_pages: int) -> Pages:
     """Return the first `num_pages` pages of some runs, one by one."""
     pages = [np.asarray(run.pages) for run in runs]
     return np.concatenate([*pages, np.empty(0, dtype=np.intp)])[:num_pages].astype(np.intp)

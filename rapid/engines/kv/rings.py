@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rapid.engines.kv.cache import KVCache, PagePool, Run
+from rapid.engines.kv.cache import KVCache, PagePool, PageRun
 from rapid.planning.ring_sizes import RingPlan
 
 _GROWTH = 8  # of the distances from a prompt's end at which its windows are kept
@@ -70,9 +70,9 @@ class RingPool:
         """Raise AssertionError unless exactly the rings of `held` have a holder, one each."""
         self._rings.check_integrity([self._run(ring)] for ring in held)
 
-    def _run(self, ring: Ring) -> Run:
+    def _run(self, ring: Ring) -> PageRun:
         index = ring.first // self.plan.ring_tokens
-        return Run(index, index + 1)
+        return PageRun(index, index + 1)
 
 
 class KeptWindows:

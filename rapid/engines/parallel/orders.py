@@ -9,7 +9,7 @@ from rapid.config import EngineConfig
 from rapid.engines.attention.batch import Feed
 from rapid.engines.forward.meeting import Meeting
 from rapid.engines.forward.shards import Shard
-from rapid.engines.kv.cache import PageTable, Run
+from rapid.engines.kv.cache import PageRun, PageTable
 from rapid.engines.kv.rings import Ring
 from rapid.messages import Int32Array, as_prompt
 
@@ -79,7 +79,7 @@ class PackedFeed:
 
     def feed(self, page_tokens: int) -> Feed:
         """Return the feed."""
-        runs = [Run(int(start), int(stop)) for start, stop in self.pages.reshape(-1, 2)]
+        runs = [PageRun(int(start), int(stop)) for start, stop in self.pages.reshape(-1, 2)]
         return Feed(
             self.token_ids.tolist(),
             self.position,

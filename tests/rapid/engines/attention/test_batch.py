@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rapid.engines.attention.batch import Feed, assemble
-from rapid.engines.kv.cache import KVCache, PageTable, Run
+from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 from tests.rapid.tiny_models import loaded
 
 CPU = torch.device("cpu")
@@ -13,9 +13,9 @@ CPU = torch.device("cpu")
 
 def test_rows_keep_their_own_positions_and_slots() -> None:
     feeds = [
-        Feed([7, 8, 9], 0, PageTable([Run(5, 6)], 4), num_wanted=0),
-        Feed([4], 6, PageTable([Run(1, 2), Run(8, 9)], 4), num_wanted=1),
-        Feed([5, 6, 7], 3, PageTable([Run(2, 4)], 4), num_wanted=2),
+        Feed([7, 8, 9], 0, PageTable([PageRun(5, 6)], 4), num_wanted=0),
+        Feed([4], 6, PageTable([PageRun(1, 2), PageRun(8, 9)], 4), num_wanted=1),
+        Feed([5, 6, 7], 3, PageTable([PageRun(2, 4)], 4), num_wanted=2),
     ]
     batch = assemble(feeds, KVCache(loaded().kv_layout, 32, page_tokens=4), CPU)
     assert batch.input_ids.tolist() == [[7, 8, 9, 4, 5, 6, 7]]

@@ -23,7 +23,7 @@ from rapid.engines.attention.ragged import (
     plain_partial,
 )
 from rapid.engines.attention.segments import Partial
-from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
+from rapid.engines.kv.cache import KVCache, KVLayout, PageRun, PageTable
 
 CPU = torch.device("cpu")
 PAGE = 4
@@ -42,12 +42,12 @@ BATCHES = {
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
-def scattered(num_tokens: int, start: int) -> list[Run]:
+def scattered(num_tokens: int, start: int) -> list[PageRun]:
     """Runs of 3, 1, 4, 1, 5 ... pages with a foreign page between them, in no order of slots."""
     runs, missing, length = [], -(-num_tokens // PAGE), 3
     while missing > 0:
         length = min(length, missing)
-        runs.append(Run(start, start + length))
+        runs.append(PageRun(start, start + length))
         start += length + 1
         missing -= length
         length = {3: 1, 1: 4, 4: 2, 2: 5}.get(length, 1)
@@ -134,12 +134,12 @@ def test_what_sequences_begin_with_together_is_read_once(
     keys, values = cache.layers[0]
     keys.normal_()
     values.normal_()
-    document, other = [Run(3, 9), Run(12, 20)], [Run(30, 44)]
+    document, other = [PageRun(3, 9), PageRun(12, 20)], [PageRun(30, 44)]
     tables = [
-        PageTable([*document, Run(20, 26)], PAGE),
-        PageTable([*other, Run(45, 50)], PAGE),
-        PageTable([*document, Run(50, 56)], PAGE),
-        PageTable([Run(3, 9), Run(12, 19), Run(57, 63)], PAGE),
+        PageTable([*document, PageRun(20, 26)], PAGE),
+        PageTable([*other, PageRun(45, 50)], PAGE),
+        PageTable([*document, PageRun(50, 56)], PAGE),
+        PageTable([PageRun(3, 9), PageRun(12, 19), PageRun(57, 63)], PAGE),
     ]
     pasts = (59, 61, 70, 55)
     feeds = [

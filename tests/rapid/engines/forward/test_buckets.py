@@ -12,13 +12,13 @@ from rapid.engines.attention.segments import MAX_STEP_ROWS, Segment
 from rapid.engines.forward.buckets import Bucket, bucket_of, example, pad_rows, padding_pages
 from rapid.engines.forward.cuda_graphs import MAX_SHAPES
 from rapid.engines.forward.runner import Runner
-from rapid.engines.kv.cache import KVCache, PageTable, Run
+from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 from tests.rapid.tiny_models import loaded, random_prompt
 
 CPU = torch.device("cpu")
 PAGES, PAGE_TOKENS = 32, 4
 FIRST_SLOT = PAGES * PAGE_TOKENS
-TABLES = [PageTable([Run(9, 12), Run(0, 8)], 4), PageTable([Run(20, 31)], 4)]
+TABLES = [PageTable([PageRun(9, 12), PageRun(0, 8)], 4), PageTable([PageRun(20, 31)], 4)]
 
 
 def segments(*lengths: int) -> list[Segment]:

@@ -23,7 +23,7 @@ from rapid.engines.forward.buckets import Bucket, padding_pages
 from rapid.engines.forward.cuda_graphs import StepGraphs
 from rapid.engines.forward.loading import load_model
 from rapid.engines.forward.runner import Runner
-from rapid.engines.kv.cache import KVCache, PageTable, Run
+from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 from rapid.engines.kv.rings import RingPool
 from rapid.errors import EngineFailed
 from rapid.generation import generate
@@ -33,7 +33,7 @@ from tests.rapid.tiny_models import VOCAB, engine_config, loaded, random_prompt,
 
 CPU = torch.device("cpu")
 PROMPTS = [random_prompt(40, seed).tolist() for seed in (1, 2)]
-TABLES = [PageTable([Run(9, 12), Run(0, 8)], 4), PageTable([Run(20, 31)], 4)]
+TABLES = [PageTable([PageRun(9, 12), PageRun(0, 8)], 4), PageTable([PageRun(20, 31)], 4)]
 Replay = Callable[[], torch.Tensor]
 
 
@@ -324,7 +324,7 @@ def test_steps_of_a_model_with_rings_are_replayed_as_well() -> None:
     runner = Runner(model.model, cache, CPU, model.vocab_size, kernels)
     runner.capture_steps(128, captures)
     prompts = [random_prompt(100, seed).tolist() for seed in (1, 2)]
-    tables = [PageTable([Run(30 * i, 30 * i + 30)], 4) for i in range(2)]
+    tables = [PageTable([PageRun(30 * i, 30 * i + 30)], 4) for i in range(2)]
     places = [*zip(prompts, tables, [pool.take(), pool.take()], strict=True)]
     for start in range(0, 80, 16):
         runner.run([Feed(ids[start : start + 16], start, t, 0, ring=r) for ids, t, r in places])

@@ -13,7 +13,7 @@ from rapid.engines.attention.batch import Feed, assemble
 from rapid.engines.forward.decoder import decoder_of
 from rapid.engines.forward.loading import load_model
 from rapid.engines.forward.runner import Runner
-from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
+from rapid.engines.kv.cache import KVCache, KVLayout, PageRun, PageTable
 from tests.rapid.tiny_models import engine_config, loaded, random_prompt
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def test_it_computes_what_transformers_computes_bit_for_bit(kind: str, dtype: st
     layout = KVLayout(layout.num_kv_heads, layout.head_dim, getattr(torch, dtype), (CPU, CPU))
     caches = KVCache(layout, 16, page_tokens=4), KVCache(layout, 16, page_tokens=4)
     prompt = random_prompt(30).tolist()
-    first, second = PageTable([Run(0, 8)], 4), PageTable([Run(8, 16)], 4)
+    first, second = PageTable([PageRun(0, 8)], 4), PageTable([PageRun(8, 16)], 4)
     steps = [
         [Feed(prompt[:20], 0, first, num_wanted=0), Feed(prompt[:9], 0, second, num_wanted=1)],
         [Feed(prompt[20:24], 20, first, num_wanted=4), Feed(prompt[9:10], 9, second, num_wanted=1)],
@@ -99,7 +99,7 @@ def test_what_is_more_than_a_product_is_computed_by_transformers() -> None:
 
     def logits_of(model: torch.nn.Module) -> torch.Tensor:
         runner = Runner(model, KVCache(loaded().kv_layout, 8, 4), CPU, loaded().vocab_size)
-        (logits,) = runner.run([Feed(prompt, 0, PageTable([Run(0, 8)], 4), num_wanted=20)])
+        (logits,) = runner.run([Feed(prompt, 0, PageTable([PageRun(0, 8)], 4), num_wanted=20)])
         return logits
 
     model = load_model(engine_config()).model

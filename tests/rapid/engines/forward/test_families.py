@@ -23,7 +23,7 @@ from rapid.engines.forward.opening import page_context
 from rapid.engines.forward.runner import Runner
 from rapid.engines.forward.shards import RankPart, Shard
 from rapid.engines.forward.tiles import TiledRunner
-from rapid.engines.kv.cache import KVCache, PageTable, Run
+from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 from rapid.errors import ConfigurationError
 from tests.rapid.engines.forward.test_shards import on_ranks, steps
 from tests.rapid.tiny_families import (
@@ -39,8 +39,8 @@ CPU = torch.device("cpu")
 GREEDY = SamplingConfig(temperature=0)
 PAGE = 4
 PROMPT = random_prompt(90).tolist()
-TABLE = PageTable([Run(3, 20), Run(31, 45)], PAGE)
-OTHER_TABLE = PageTable([Run(20, 31)], PAGE)
+TABLE = PageTable([PageRun(3, 20), PageRun(31, 45)], PAGE)
+OTHER_TABLE = PageTable([PageRun(20, 31)], PAGE)
 
 
 def runner_of(loaded: LoadedModel, runner_class: type[Runner] = Runner) -> Runner:

@@ -12,7 +12,7 @@ from rapid.engines.attention.batch import Feed
 from rapid.engines.forward.key_centres import key_centres
 from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.runner import Runner
-from rapid.engines.kv.cache import KVCache, PageTable, Run
+from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 from tests.rapid.tiny_models import engine_config, loaded, random_prompt
 
 CPU = torch.device("cpu")
@@ -45,7 +45,10 @@ class Shifted(KVCache):
 
 def log_probs(model: LoadedModel, cache: KVCache) -> torch.Tensor:
     """Those of the last half of the prompt, which is read in two chunks."""
-    runner, table = Runner(model.model, cache, CPU, model.vocab_size), PageTable([Run(0, 20)], 8)
+    runner, table = (
+        Runner(model.model, cache, CPU, model.vocab_size),
+        PageTable([PageRun(0, 20)], 8),
+    )
     runner.run([Feed(PROMPT[:50], 0, table, 1)])
     (found,) = runner.run([Feed(PROMPT[50:], 50, table, 60)])
     return found.log_softmax(-1)

@@ -12,7 +12,7 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from rapid.engines.attention.batch import Feed
 from rapid.engines.forward.loading import load_model
 from rapid.engines.forward.runner import Runner
-from rapid.engines.kv.cache import KVCache, KVLayout, PageTable, Run
+from rapid.engines.kv.cache import KVCache, KVLayout, PageRun, PageTable
 from tests.rapid.tiny_models import engine_config, loaded, random_prompt, reference_logits
 
 CPU = torch.device("cpu")
@@ -32,8 +32,8 @@ def test_only_wanted_rows_reach_the_lm_head() -> None:
     prompt = random_prompt(30).tolist()
     logits = runner.run(
         [
-            Feed(prompt, 0, PageTable([Run(0, 8)], 4), num_wanted=0),
-            Feed(prompt[:9], 0, PageTable([Run(8, 11)], 4), num_wanted=3),
+            Feed(prompt, 0, PageTable([PageRun(0, 8)], 4), num_wanted=0),
+            Feed(prompt[:9], 0, PageTable([PageRun(8, 11)], 4), num_wanted=3),
         ]
     )
     hook.remove()
@@ -44,7 +44,7 @@ def test_only_wanted_rows_reach_the_lm_head() -> None:
 
 def test_logits_are_cut_to_the_shared_vocabulary() -> None:
     runner = Runner(loaded().model, cache_of(), CPU, vocab_size=50)
-    (logits,) = runner.run([Feed([5, 6], 0, PageTable([Run(0, 1)], 4), num_wanted=2)])
+    (logits,) = runner.run([Feed([5, 6], 0, PageTable([PageRun(0, 1)], 4), num_wanted=2)])
     assert logits.shape == (2, 50)
     assert logits.dtype == torch.float32
 
@@ -67,7 +67,7 @@ def run_a_prompt(model: torch.nn.Module, first: torch.device, last: torch.device
     layout = KVLayout(layout.num_kv_heads, layout.head_dim, layout.dtype, (first, last))
     runner = Runner(model, KVCache(layout, 8, page_tokens=4), first, loaded().vocab_size)
     prompt = random_prompt(30).tolist()
-    table = PageTable([Run(0, 8)], 4)
+    table = PageTable([PageRun(0, 8)], 4)
     runner.run([Feed(prompt[:20], 0, table, num_wanted=0)])
     (logits,) = runner.run([Feed(prompt[20:], 20, table, num_wanted=4)])
     assert logits.device == first

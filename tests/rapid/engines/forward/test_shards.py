@@ -19,12 +19,12 @@ from rapid.engines.attention.batch import Feed
 from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.opening import open_runner
 from rapid.engines.forward.shards import RankPart, Shard, fingerprint
-from rapid.engines.kv.cache import PageTable, Run
+from rapid.engines.kv.cache import PageRun, PageTable
 from rapid.errors import ConfigurationError
 from tests.rapid.tiny_models import FAMILIES, VOCAB, checkpoint, copied, engine_config
 
-PAGES = PageTable([Run(2, 12), Run(20, 30)], 8)
-OTHER_PAGES = PageTable([Run(40, 60)], 8)
+PAGES = PageTable([PageRun(2, 12), PageRun(20, 30)], 8)
+OTHER_PAGES = PageTable([PageRun(40, 60)], 8)
 
 
 class ThreadGroup:

@@ -15,7 +15,7 @@ from rapid.engines.attention.batch import Feed
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.tiles import tiles
-from rapid.engines.kv.cache import PageTable, Run
+from rapid.engines.kv.cache import PageRun, PageTable
 from rapid.engines.local_ports import EngineDrafter, EngineVerifier
 from rapid.errors import ConfigurationError
 from rapid.messages import Float32Array, Int32Array, Verdict
@@ -177,7 +177,7 @@ async def test_the_numbers_are_the_models(family: str) -> None:
 
 
 def test_a_feed_falls_into_tiles() -> None:
-    feed = Feed(list(range(40)), 30, PageTable([Run(0, 20)], 8), num_wanted=1)
+    feed = Feed(list(range(40)), 30, PageTable([PageRun(0, 20)], 8), num_wanted=1)
     cut = list(tiles(feed))
     assert [(position, len(token_ids)) for position, token_ids in cut] == [
         (30, 2), (32, 16), (48, 16), (64, 6),

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rapid.engines.kv.cache import KVCache, KVLayout, OutOfPages, PagePool, PageTable, Run
+from rapid.engines.kv.cache import KVCache, KVLayout, OutOfPages, PagePool, PageRun, PageTable
 
 
 def test_one_run_when_one_fits_and_the_tightest_of_them() -> None:
@@ -17,8 +17,8 @@ def test_one_run_when_one_fits_and_the_tightest_of_them() -> None:
     pool.free(c)
     assert pool.allocate(3) == c  # not the 4 pages of a
     pool.free(b)
-    assert pool.allocate(8) == (Run(0, 8),)  # a and b have become one
-    assert d == (Run(13, 20),)
+    assert pool.allocate(8) == (PageRun(0, 8),)  # a and b have become one
+    assert d == (PageRun(13, 20),)
     pool.check_integrity()
 
 
@@ -27,7 +27,7 @@ def test_several_runs_when_none_is_long_enough() -> None:
     held = [pool.allocate(2) for _ in range(5)]
     pool.free(held[1])
     pool.free(held[3])
-    assert pool.allocate(3) == (Run(2, 3), Run(6, 8))
+    assert pool.allocate(3) == (PageRun(2, 3), PageRun(6, 8))
     assert pool.num_free == 1
     with pytest.raises(OutOfPages):
         pool.allocate(2)
@@ -37,7 +37,7 @@ def test_several_runs_when_none_is_long_enough() -> None:
 def test_a_shared_page_is_free_when_its_last_holder_leaves() -> None:
     pool = PagePool(8)
     (run,) = pool.allocate(5)
-    shared = (Run(run.start, run.start + 2),)
+    shared = (PageRun(run.start, run.start + 2),)
     pool.share(shared)
     pool.free((run,))
     assert pool.num_in_use == 2
@@ -53,7 +53,7 @@ def test_a_shared_page_is_free_when_its_last_holder_leaves() -> None:
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=40))
 def test_the_ledger_balances_after_any_history(moves: list[tuple[bool, int]]) -> None:
     pool = PagePool(24)
-    held: list[tuple[Run, ...]] = []
+    held: list[tuple[PageRun, ...]] = []
     for is_free, size in moves:
         if is_free and held:
             pool.free(held.pop(size % len(held)))
@@ -65,8 +65,8 @@ def test_the_ledger_balances_after_any_history(moves: list[tuple[bool, int]]) ->
 
 
 def test_a_table_maps_positions_to_slots_over_its_runs() -> None:
-    table = PageTable([Run(2, 3), Run(3, 4), Run(9, 11)], page_tokens=4)
-    assert table.runs == (Run(2, 4), Run(9, 11))
+    table = PageTable([PageRun(2, 3), PageRun(3, 4), PageRun(9, 11)], page_tokens=4)
+    assert table.runs == (PageRun(2, 4), PageRun(9, 11))
     assert table.num_tokens == 16
     assert table.spans(0, 16) == [(8, 16), (36, 44)]
     assert table.spans(3, 9) == [(11, 16), (36, 37)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from rapid.engines.kv.cache import PagePool, Run
+from rapid.engines.kv.cache import PagePool, PageRun
 from rapid.engines.kv.lease import Lease
 from rapid.engines.kv.lease_ledger import LeaseLedger
 from rapid.engines.kv.lines import Waiter
@@ -525,7 +525,7 @@ def test_a_prompt_that_gets_no_pages_gives_back_those_it_shared(monkeypatch) -> 
     prompt = random_prompt(40)
     ledger.request(lease_request("a", prompt, max_tokens=4))
 
-    def breaks(num_pages: int) -> tuple[Run, ...]:
+    def breaks(num_pages: int) -> tuple[PageRun, ...]:
         raise TypeError("broken")
 
     with monkeypatch.context() as patched:

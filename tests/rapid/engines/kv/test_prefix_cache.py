@@ -18,7 +18,7 @@ from rapid.engines.attention.kernel_inputs import AttentionInputs
 from rapid.engines.attention.shared_prefixes import SharedPrefix
 from rapid.engines.engine import Engine
 from rapid.engines.execution.scheduling import Scheduled
-from rapid.engines.kv.cache import KVCache, KVLayout, PagePool, Run
+from rapid.engines.kv.cache import KVCache, KVLayout, PagePool, PageRun
 from rapid.engines.kv.host_tier import HostTier, Move
 from rapid.engines.kv.prefix_cache import PrefixCache, page_names, pages_of
 from rapid.engines.local_ports import EngineDrafter, EngineVerifier
@@ -404,7 +404,7 @@ def test_room_is_made_in_one_piece() -> None:
         names = page_names(as_prompt([number, *range(8)]), 8, "one")
         (page,) = pages_of(cache.take(names, 1), 1)
         cache.note_computed(np.array([page]))
-        held.append([Run(int(page), int(page) + 1)])
+        held.append([PageRun(int(page), int(page) + 1)])
         held.append(list(cache.take((), 1)))
     for runs in held[::2]:
         cache.free(runs)
@@ -412,7 +412,7 @@ def test_room_is_made_in_one_piece() -> None:
         cache.free(runs)
     assert pool.num_free_together == 1
     assert len(cache.take((), 4)) == 1
-    cache.check_integrity([*held[9::2], [Run(0, 4)]])
+    cache.check_integrity([*held[9::2], [PageRun(0, 4)]])
 
 
 def test_a_page_missing_in_the_middle_is_computed_and_the_rest_kept() -> None:
@@ -439,7 +439,7 @@ def test_a_prompt_that_is_here_needs_room_only_for_the_rest() -> None:
     assert cache.fits((), 8)
     assert cache.fits(names, 8)  # what it finds is not room for it as well
     assert not cache.fits(names, 8, num_kept=1)
-    assert np.array_equal(pages_of((Run(3, 5), Run(7, 9)), 3), [3, 4, 7])
+    assert np.array_equal(pages_of((PageRun(3, 5), PageRun(7, 9)), 3), [3, 4, 7])
 
 
 A, B = (bytes([65 + i]) * 16 for i in range(2))
