@@ -57,7 +57,7 @@ class Rows(Work):
 
 class FakeLease:
     def __init__(self) -> None:
-        self.request = SimpleNamespace(tenant="local", traceparent="")
+        self.request = SimpleNamespace(terms=SimpleNamespace(tenant="local"), traceparent="")
 
 
 class Machine:

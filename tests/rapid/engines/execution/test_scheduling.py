@@ -21,7 +21,7 @@ TABLE = PageTable((), 16)
 
 class FakeLease:
     def __init__(self, tenant: str) -> None:
-        self.request = SimpleNamespace(tenant=tenant, traceparent="")
+        self.request = SimpleNamespace(terms=SimpleNamespace(tenant=tenant), traceparent="")
 
 
 class FakeWork(Work):
