@@ -145,13 +145,13 @@ class AffinityRouter(PoolRequestRouter):
         sent = self._find(request)
         if sent is None or sent.replica not in running:
             return False
-        others = running.keys() - {sent.replica}
+        here = running[sent.replica]
         limit_s = _TAKEN_AGAIN_S if CIRCUITS.is_open(sent.replica) else _TAKEN_S
-        here = next(iter(self._candidates([running[sent.replica]])))
-        if not self._is_untaken(sent, limit_s) or not _may_take(running[sent.replica], here):
+        (known,) = self._candidates([here])
+        if not self._is_untaken(sent, limit_s) or not _may_take(here, known):
             return False
-        CIRCUITS.put(sent.replica)
-        return all(map(CIRCUITS.is_open, others))
+        CIRCUITS.put(sent.replica)  # so that the next call does not wait for it as long
+        return all(map(CIRCUITS.is_open, running))
 
     def _is_untaken(self, sent: _Sent, limit_s: float) -> bool:
         return not sent.is_taken and self._clock() - sent.since > limit_s

@@ -45,7 +45,7 @@ class CanaryConfig(Frozen):
 
 
 class ModelCard(Frozen):
-    """What the HTTP API knows of a model.
+    """Facts about a model that the HTTP API tells and uses.
 
     Attributes:
         default_temperature: The temperature of requests that name none; None is 1.
@@ -124,7 +124,7 @@ class ApiConfig(Frozen):
 
     @property
     def cards(self) -> Mapping[str, ModelCard]:
-        """What is known of every model that requests may name."""
+        """The card of each model that requests may name, by its name."""
         temperature, length = self.default_temperature, self.max_model_len
         only = ModelCard(default_temperature=temperature, max_model_len=length)
         return self.models or {self.model: only}
@@ -160,12 +160,12 @@ class ApiConfig(Frozen):
 
     @property
     def lists_its_keys(self) -> bool:
-        """Whether `keys` are all there are."""
+        """Whether `keys` lists every API key, so that none is in the environment or a file."""
         return self.keys_env is None and self.keys_file is None
 
     @property
     def has_keys(self) -> bool:
-        """Whether requests must bring a key."""
+        """Whether a request needs an API key."""
         return bool(self.keys) or not self.lists_its_keys
 
     def all_keys(self) -> tuple[ApiKey, ...]:

@@ -180,7 +180,7 @@ class ServedModel:
 
     @property
     def card(self) -> ModelCard:
-        """What the HTTP API knows of the model."""
+        """The model's card for the HTTP API."""
         api, engine = self.config.api, self.target.settings.engine
         length = engine.max_context if api.max_model_len is None else api.max_model_len
         return ModelCard(

@@ -10,7 +10,7 @@ _TICK_S = 0.5  # between two looks at the step in progress
 
 
 class TakesTurns(Protocol):
-    """What a watchdog looks at."""
+    """Work in turns, whose progress a `Watchdog` checks."""
 
     num_turns: int  # grows with every turn that the work takes, or in which there is none to do
     limit_s: float  # seconds that the turn in progress may take

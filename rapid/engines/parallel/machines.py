@@ -34,7 +34,7 @@ _KEY_BYTES = 32  # of the key that ranks of other nodes must know
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a machine needs to know to have some of a model's ranks."""
+    """The address, key and ranks that are given to a machine which runs some of a model's ranks."""
 
     host: str
     port: int  # port at which the first rank waits

@@ -28,7 +28,7 @@ MIN_CHUNK_TOKENS = 16  # smallest chunk of a prompt beside other rows
 
 @dataclass(slots=True)
 class Times:
-    """What a traced call has taken of the engine so far."""
+    """Time that the engine has spent on a traced call so far."""
 
     # Time at which the call was handed in, in seconds of the performance counter.
     since: float = field(default_factory=time.perf_counter)

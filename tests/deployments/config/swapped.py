@@ -9,10 +9,10 @@ from pathlib import Path
 from rapid.embedded import TARGET
 
 
-def swap_tokens(folder: Path) -> Path:
-    """Copy the embedded target below `folder`, with two of its tokens swapped; where it is."""
+def swap_tokens(folder: Path, model: Path = TARGET) -> Path:
+    """Copy an embedded model below `folder`, with two of its tokens swapped; where it is."""
     swapped = folder / "swapped"
-    shutil.copytree(TARGET, swapped)
+    shutil.copytree(model, swapped)
     tokenizer = json.loads((swapped / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
     first, second = list(vocabulary)[100:102]

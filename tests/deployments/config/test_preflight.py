@@ -13,20 +13,14 @@ import yaml
 from deployments.config.serve_file import check
 from rapid.embedded import DRAFTER, TARGET
 from rapid.errors import ConfigurationError
+from tests.deployments.config.swapped import swap_tokens
 
 CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
 
 
 def test_two_models_that_mean_different_things_are_refused(tmp_path: Path) -> None:
     """The drafter's tokens are the target's with two swapped."""
-    swapped = tmp_path / "drafter"
-    shutil.copytree(DRAFTER, swapped)
-    tokenizer = json.loads((swapped / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    first, second = list(vocabulary)[100:102]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    (swapped / "tokenizer.json").write_text(json.dumps(tokenizer))
-
+    swapped = swap_tokens(tmp_path, DRAFTER)
     file = yaml.safe_load(CONFIG.read_text())
     file["applications"][0]["args"]["drafter"]["engine"]["model"] = str(swapped)
     path = tmp_path / "mistaken.yaml"
