@@ -104,16 +104,16 @@ class Scheduler:
                 break
             work = self._steps.popleft()
             self._steps.append(work)
-            feed = work.feed(left)
-            selected.append((work, feed))
-            left -= len(feed.token_ids)
+            for feed in work.feeds(left):
+                selected.append((work, feed))
+                left -= len(feed.token_ids)
         is_drafting = all(work.kind == "draft" for work, _ in selected)
         for work, feed in self._chunks(max(left, MIN_CHUNK_TOKENS), is_alone=not selected):
             selected.append((work, feed))
             left -= len(feed.token_ids)
         if is_drafting:
             for work in list(self._ahead)[: max(left, 0)]:
-                selected.append((work, work.feed(1)))
+                selected += [(work, feed) for feed in work.feeds(1)]
         return selected
 
     def _wait_s(self) -> float:
@@ -131,7 +131,8 @@ class Scheduler:
 
     def observe(self, seconds: float, scheduled: Scheduled) -> None:
         """Update the measured costs with the duration of a step, in seconds."""
-        self.totals.add(seconds, [feed for _, feed in scheduled])
+        num_works = len({work for work, _ in scheduled})
+        self.totals.add(seconds, num_works, [feed for _, feed in scheduled])
         prefills = [feed for _, feed in scheduled if not feed.num_wanted]
         is_alone = _is_alone(scheduled)
         self.costs.observe(seconds, prefills, is_alone=is_alone)
@@ -143,7 +144,7 @@ class Scheduler:
         else:
             self._spared.append(seconds)
             if self._joining and all(work.kind == "step" for work, _ in scheduled):
-                self._joining.observe(seconds, len(scheduled))
+                self._joining.observe(seconds, num_works)
         if not is_alone:
             self._away_since = self._clock()
 
@@ -162,9 +163,10 @@ class Scheduler:
             for num_fed, work in enumerate(works):
                 if share <= 0:
                     break
-                feed = work.feed(min(share, max(share // (len(works) - num_fed), MIN_CHUNK_TOKENS)))
-                chunks.append((work, feed))
-                share -= len(feed.token_ids)
+                most = min(share, max(share // (len(works) - num_fed), MIN_CHUNK_TOKENS))
+                for feed in work.feeds(most):
+                    chunks.append((work, feed))
+                    share -= len(feed.token_ids)
             limit += share
             queue = self._prefills[tenant]
             queue.remove(works[0])

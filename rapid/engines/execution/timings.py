@@ -24,11 +24,11 @@ class StepTotals:
     calls: int = 0
     rows: int = 0
 
-    def add(self, seconds: float, feeds: Sequence[Feed]) -> None:
-        """Add one step with the rows of each of its calls."""
+    def add(self, seconds: float, num_calls: int, feeds: Sequence[Feed]) -> None:
+        """Add one step with the rows of its calls."""
         self.steps += 1
         self.seconds += seconds
-        self.calls += len(feeds)
+        self.calls += num_calls
         self.rows += sum(len(feed.token_ids) for feed in feeds)
 
 
