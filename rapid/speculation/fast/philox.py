@@ -1,4 +1,4 @@
-"""Philox 4x64-10 in integer operations, for random numbers of chosen tokens on any device.
+"""Philox 4x64-10 in integer operations, for the random numbers of chosen tokens.
 
 It gives the bits of numpy's generator (Salmon et al., SC 2011, figure 2, with the constants of
 their Random123 library), in words of 64 bits whose products are put together from halves.
@@ -7,17 +7,16 @@ their Random123 library), in words of 64 bits whose products are put together fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from rapid.speculation.draw import Draw
-from rapid.speculation.noise import Float64Array, Purpose, uniforms
+from rapid.speculation.noise import Float64Array, Purpose
 
 Keys = npt.NDArray[np.int64]
-Words = TypeVar("Words", torch.Tensor, npt.NDArray[np.int64])
+Words = npt.NDArray[np.int64]
 
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)  # of Philox 4x64 (Random123)
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)  # increments of its key, likewise
@@ -44,25 +43,6 @@ def uniforms_at(keys: Keys, ids: npt.NDArray[Any]) -> Float64Array:
     words = np.stack(_philox(ids // 4 + 1, *_columns(keys)), axis=-1)
     chosen = np.take_along_axis(words, (ids % 4)[..., None], axis=-1)[..., 0]
     return ((chosen >> 11 & _MASK_53).astype(np.float64) + 0.5) * 2.0**-53
-
-
-def uniforms_on_device(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the numbers that `Draw.noise` gives to the first tokens [draws, count]."""
-    if keys.device.type != "cpu":
-        return compute_uniforms(keys, count)
-    rows = [  # numpy's own generator is faster there
-        uniforms(seed, last >> 8, position, Purpose(last & 0xFF), count)
-        for position, seed, last in keys.tolist()
-    ]
-    return torch.from_numpy(rows[0][None] if len(rows) == 1 else np.stack(rows))
-
-
-def compute_uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """Return what `uniforms_on_device` returns, by integer operations on any device."""
-    counters = torch.arange(1, (count + 3) // 4 + 1, device=keys.device).expand(len(keys), -1)
-    words = torch.stack(_philox(counters, *_columns(keys)), dim=-1)
-    raw = words.flatten(1)[:, :count]
-    return ((raw >> 11 & _MASK_53).double() + 0.5) * 2.0**-53
 
 
 def _columns(keys: Words) -> tuple[Words, Words, Words]:
