@@ -16,7 +16,7 @@ _LOGIT_ROWS = SpeculationConfig().max_draft
 # (`rapid.speculation.acceptance`), on a GPU so many rows at once
 # (`rapid.speculation.fast.row_kernels`).
 _JUDGING_COPIES = 6
-_JUDGING_COPIES_ON_GPU = 4
+_JUDGING_COPIES_ON_GPU = 4  # with filters, whose sort has copies of its own
 _JUDGED_ROWS = 96  # a test keeps it equal to `MOST_ROWS` of the judging step
 # Rows of each lease in the largest captured step, padded; the 32 largest buckets have less
 # than half a default block per lease on average (`rapid.engines.forward.buckets`).

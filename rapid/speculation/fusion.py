@@ -12,9 +12,9 @@ from rapid.speculation.sampling import probabilities
 if TYPE_CHECKING:
     from rapid.config import Transfer
 
-_TEMPER = 0.4
-_MEMORY = 0.85
-_LEAST_PROBABILITY = 1e-3
+TEMPER = 0.4
+MEMORY = 0.85
+LEAST_PROBABILITY = 1e-3
 
 
 def fuse_probs(
@@ -76,7 +76,7 @@ def weigh_retrieved(log_odds: float) -> float:
     Its odds are ``0.999 * exp(0.4 * log_odds)``. It begins next to one half, where the surer of the
     two readings prevails, and the document's if they are equally sure to one in a thousand.
     """
-    odds = (1 - _LEAST_PROBABILITY) * math.exp(_TEMPER * log_odds)
+    odds = (1 - LEAST_PROBABILITY) * math.exp(TEMPER * log_odds)
     return odds / (1 + odds)
 
 
@@ -92,5 +92,5 @@ def update_log_odds(log_odds: float, target_prob: float, draft_prob: float) -> f
         target_prob: p(y), before filters.
         draft_prob: q(y), with the q that `fuse_probs` was given.
     """
-    told = math.log(max(draft_prob, _LEAST_PROBABILITY))
-    return _MEMORY * log_odds + told - math.log(max(target_prob, _LEAST_PROBABILITY))
+    told = math.log(max(draft_prob, LEAST_PROBABILITY))
+    return MEMORY * log_odds + told - math.log(max(target_prob, LEAST_PROBABILITY))

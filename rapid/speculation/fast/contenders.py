@@ -3,7 +3,7 @@
 Two passes over the logits find the highest one and the sum of the weights. Then probabilities are
 computed only of *contenders*: the proposed tokens, and those that a bound does not exclude.
 
-It is the fast form for CPUs, with `fused_rows` and `rows`: at 128,256 tokens, six blocks of eight
+It is the fast form for CPUs, with `rows`: at 128,256 tokens, six blocks of eight
 are judged here in 15 to 36 ms, and by operations on whole rows in 65 to 215
 (`benchmarks/results/sampling.md`). On CUDA that is `rapid.speculation.fast.row_kernels`.
 """
@@ -19,10 +19,19 @@ import torch
 
 from rapid.messages import Float32Array, Int32Array
 from rapid.speculation.acceptance import draft_purpose, propose
-from rapid.speculation.draw import Draw
-from rapid.speculation.fast.fused_rows import MANY, Fused, Proposal, fuse_row, read_proposal
-from rapid.speculation.fast.philox import keys_of, uniforms_at
-from rapid.speculation.fast.rows import FINE, MOST_ERROR, OF_PEAK, Ids, Row
+from rapid.speculation.draw import Draw, keys_of, uniforms_at
+from rapid.speculation.fast.rows import (
+    FINE,
+    MANY,
+    MOST_ERROR,
+    OF_PEAK,
+    Fused,
+    Ids,
+    Proposal,
+    Row,
+    fuse_row,
+    read_proposal,
+)
 from rapid.speculation.noise import Float64Array, Purpose, Words, numbers, race
 from rapid.speculation.questions import Proposed
 

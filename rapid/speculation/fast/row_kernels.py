@@ -16,66 +16,44 @@ import torch
 import triton
 import triton.language as tl
 
+from rapid.speculation.fast.row_tables import (
+    ADAPTIVE,
+    BEST,
+    BOOST,
+    DECIDED_WORDS,
+    DRAFTED,
+    DRAFTED_TARGET,
+    DRAFTED_TOLD,
+    ETA,
+    IS_ACCEPTED,
+    IS_ACCEPTED_SURELY,
+    IS_SURE,
+    KEYS,
+    MIXTURE,
+    MODE,
+    NUMBER,
+    ODDS,
+    PLAUSIBILITY,
+    RESIDUAL,
+    ROW_WORDS,
+    TARGET,
+    TEMPERATURE,
+    TOKEN,
+    TOLD,
+    TOP_K,
+    TOP_P,
+    TRANSFER,
+    WITNESS,
+    Table,
+)  # fmt: skip
+from rapid.speculation.fusion import LEAST_PROBABILITY, MEMORY, TEMPER
 from rapid.speculation.noise import Float64Array
 
-Table = npt.NDArray[Any]
-"""Rows of `ROW` or of `DECIDED`."""
 Ints = npt.NDArray[np.int64]
 
 BLOCK = 1024  # tokens of a program
 SORTED = tl.constexpr(1024)  # tokens among which a filter's border is looked for
 
-# Modes: how the token of a row is chosen.
-BEST = tl.constexpr(0)  # the one of most weight
-RACE = tl.constexpr(1)  # by a race of all weights
-RESIDUAL = tl.constexpr(2)  # the drafted one if it is accepted, else by a race of the residual
-
-# Transfers; 0 is for a row that follows the target alone.
-DISTILL = tl.constexpr(1)
-BOOST = tl.constexpr(2)
-MIXTURE = tl.constexpr(3)
-ADAPTIVE = tl.constexpr(4)
-
-# What is asked about a row, in words of eight bytes; of a witness's row, the temperature.
-ROW = np.dtype(
-    [
-        ("mode", np.int64),
-        ("transfer", np.int64),
-        ("drafted", np.int64),  # -1 for a plain token
-        ("witness", np.int64),  # its row of the logits, or -1
-        ("top_k", np.int64),  # at most the size of the vocabulary
-        ("keys", np.int64, 3),  # of the noise of the token that is drawn
-        ("temperature", np.float64),
-        ("eta", np.float64),
-        ("plausibility", np.float64),
-        ("log_odds", np.float64),  # before the block
-        ("number", np.float64),  # uniform, which the drafted token is accepted by
-        ("top_p", np.float64),
-    ]
-)
-# What is decided: the token that is drawn, p and q of it for the odds, and the drafted token's.
-DECIDED = np.dtype(
-    [
-        (name, np.float64)
-        for name in (
-            "token", "is_sure", "target", "told",
-            "is_accepted", "is_accepted_surely", "drafted_target", "drafted_told",
-        )
-    ]
-)  # fmt: skip
-
-
-def _column(name: str) -> tl.constexpr:
-    """Return the word of a row at which a field begins."""
-    assert ROW.fields is not None
-    return tl.constexpr(ROW.fields[name][1] // 8)
-
-
-_MODE, _TRANSFER, _DRAFTED = _column("mode"), _column("transfer"), _column("drafted")
-_WITNESS, _TOP_K, _KEYS = _column("witness"), _column("top_k"), _column("keys")
-_TEMPERATURE, _ETA, _TOP_P = _column("temperature"), _column("eta"), _column("top_p")
-_PLAUSIBILITY, _ODDS, _NUMBER = _column("plausibility"), _column("log_odds"), _column("number")
-_WORDS = tl.constexpr(ROW.itemsize // 8)
 # What a row is read with: the highest logit and the sum of the weights of both texts, the weight of
 # the retrieved one, the least q that moves a token, the highest q, and the error of all weights.
 _TOP, _SUM, _OTHER_TOP, _OTHER_SUM, _SHARE, _BAR, _BEST_Q, _ERROR = map(tl.constexpr, range(8))
@@ -85,9 +63,7 @@ _MARGIN = tl.constexpr(2e-11)  # relative error of the softmax of small logits
 _ROUNDING = tl.constexpr(5e-13)  # and of larger ones, in shares of the largest
 _NEAR = tl.constexpr(200.0)  # errors; finishes of a residual's race closer than that are one
 _LEAST_RATIO = tl.constexpr(1e-15)  # of a weight to its time in a race that is decided here
-_LEAST_PROBABILITY = tl.constexpr(1e-3)  # as in `rapid.speculation.fusion`, like the next two
-_MEMORY = tl.constexpr(0.85)
-_TEMPER = tl.constexpr(0.4)
+_LEAST_PROBABILITY, _MEMORY, _TEMPER = map(tl.constexpr, (LEAST_PROBABILITY, MEMORY, TEMPER))
 
 
 def decide(
@@ -117,7 +93,7 @@ def decide(
     weights = numbers.new_empty((count, vocab))
     # q of every token; rows without a proposal do not read theirs.
     draft = numbers.new_zeros((count, vocab)) if is_drafted else weights
-    decided = numbers.new_empty((count, DECIDED.itemsize // 8))
+    decided = numbers.new_empty((count, DECIDED_WORDS.value))
     borders = numbers.new_empty((count, 4) if is_filtered else (1,))
     given, sizes = (logits, integers, numbers), (total_rows, vocab, parts)
     _read[(total_rows, parts)](logits, numbers, partial, *sizes, BLOCK)
@@ -152,7 +128,7 @@ def _read(logits, numbers, partial, total_rows, vocab, parts, BLOCK: tl.constexp
     ids = part * BLOCK + tl.arange(0, BLOCK)
     place = row * vocab + ids
     z = tl.load(logits + place, mask=ids < vocab, other=float("-inf")).to(tl.float64)
-    temperature = tl.load(numbers + row * _WORDS + _TEMPERATURE)
+    temperature = tl.load(numbers + row * ROW_WORDS + TEMPERATURE)
     top = tl.max(z, 0)
     total = tl.sum(tl.exp((z - _finite(top)) / temperature), 0)
     tl.store(partial + row * parts + part, top)
@@ -192,16 +168,20 @@ def _settle(
     """Write what each row of a block is read with: its sums, and the weights of both texts."""
     block = tl.program_id(0)
     first, end = tl.load(starts + block), tl.load(starts + block + 1)
-    odds = tl.load(numbers + first * _WORDS + _ODDS)
+    odds = tl.load(numbers + first * ROW_WORDS + ODDS)
     column = tl.arange(0, M)
     for row in range(first, end):
-        whole, number, reading = integers + row * _WORDS, numbers + row * _WORDS, row * _READINGS
-        transfer, drafted = tl.load(whole + _TRANSFER), tl.load(whole + _DRAFTED)
-        witness, temperature = tl.load(whole + _WITNESS), tl.load(number + _TEMPERATURE)
+        whole, number, reading = (
+            integers + row * ROW_WORDS,
+            numbers + row * ROW_WORDS,
+            row * _READINGS,
+        )
+        transfer, drafted = tl.load(whole + TRANSFER), tl.load(whole + DRAFTED)
+        witness, temperature = tl.load(whole + WITNESS), tl.load(number + TEMPERATURE)
         top, total = _merge(partial, row, temperature, total_rows, parts, WIDTH)
         error = tl.abs(top) * _ROUNDING / temperature + _MARGIN
         if transfer != 0:
-            error *= 1 + 3 * tl.load(number + _ETA)
+            error *= 1 + 3 * tl.load(number + ETA)
         tl.store(readings + reading + _TOP, top)
         tl.store(readings + reading + _SUM, total)
         if drafted >= 0:
@@ -232,16 +212,14 @@ def _settle(
             share = tl.exp(odds * _TEMPER) * (1 - _LEAST_PROBABILITY)
             tl.store(readings + reading + _SHARE, share / (1 + share))
             # Equal numbers may differ by their rounding here and where a token is compared.
-            bar *= tl.load(number + _PLAUSIBILITY) * (1 - _MARGIN)
+            bar *= tl.load(number + PLAUSIBILITY) * (1 - _MARGIN)
             tl.store(readings + reading + _BAR, bar)
             tl.store(readings + reading + _BEST_Q, best_q)
-            tl.store(decided + row * 8 + 6, target)
-            tl.store(decided + row * 8 + 7, told)
-            odds = (
-                odds * _MEMORY
-                + tl.log(tl.maximum(told, _LEAST_PROBABILITY))
-                - tl.log(tl.maximum(target, _LEAST_PROBABILITY))
-            )
+            tl.store(decided + row * DECIDED_WORDS + DRAFTED_TARGET, target)
+            tl.store(decided + row * DECIDED_WORDS + DRAFTED_TOLD, told)
+            least = tl.full([], _LEAST_PROBABILITY, tl.float64)  # else it would be a float32
+            odds = odds * _MEMORY + tl.log(tl.maximum(told, least))
+            odds -= tl.log(tl.maximum(target, least))
         tl.store(readings + reading + _ERROR, error)
 
 
@@ -255,21 +233,21 @@ def _fuse(
     ids = part * BLOCK + tl.arange(0, BLOCK)
     is_token = ids < vocab
     place = row * vocab + ids
-    number, reading = numbers + row * _WORDS, readings + row * _READINGS
+    number, reading = numbers + row * ROW_WORDS, readings + row * _READINGS
     transfer, temperature = (
-        tl.load(integers + row * _WORDS + _TRANSFER),
-        tl.load(number + _TEMPERATURE),
+        tl.load(integers + row * ROW_WORDS + TRANSFER),
+        tl.load(number + TEMPERATURE),
     )
     z = tl.load(logits + place, mask=is_token, other=float("-inf")).to(tl.float64)
     total = tl.load(reading + _SUM)
     p = tl.exp((z - tl.load(reading + _TOP)) / temperature) / total
     if transfer != 0:
-        eta, bar = tl.load(number + _ETA), tl.load(reading + _BAR)
+        eta, bar = tl.load(number + ETA), tl.load(reading + _BAR)
         best_q = tl.load(reading + _BEST_Q)
         q = tl.load(draft + place, mask=is_token, other=0.0)
         if transfer == ADAPTIVE:
             share = tl.load(reading + _SHARE)
-            witness = tl.load(integers + row * _WORDS + _WITNESS)
+            witness = tl.load(integers + row * ROW_WORDS + WITNESS)
             if witness >= 0:
                 other = tl.load(
                     logits + witness * vocab + ids, mask=is_token, other=float("-inf")
@@ -298,6 +276,12 @@ def _sum(partial, row, parts, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _keep_all(vocab):
+    """Return a least weight and a last token that keep every token."""
+    return tl.full([], -1.0, tl.float64), tl.full([], 0.0, tl.float64) + vocab
+
+
+@triton.jit
 def _cut(
     logits, integers, numbers, readings, best, order, partial, borders,
     total_rows, vocab, parts, WIDTH: tl.constexpr, size, SIZE: tl.constexpr,
@@ -305,9 +289,10 @@ def _cut(
     """Write the least weight that the filters keep, the last of its tokens, and their sum."""
     row = tl.program_id(0)
     rank = tl.arange(0, SIZE)
-    top_k = tl.load(integers + row * _WORDS + _TOP_K)
-    top_p = tl.load(numbers + row * _WORDS + _TOP_P)
-    total, least, last = _sum(partial, row, parts, WIDTH), -1.0, 1.0 * vocab
+    top_k = tl.load(integers + row * ROW_WORDS + TOP_K)
+    top_p = tl.load(numbers + row * ROW_WORDS + TOP_P)
+    total = _sum(partial, row, parts, WIDTH)
+    least, last = _keep_all(vocab)
     is_sure = total < float("inf")
     if (top_k < vocab) | (top_p < 1):
         error = 2 * tl.load(readings + row * _READINGS + _ERROR)
@@ -363,8 +348,8 @@ def _race(
     those of Philox 4x64-10 (Salmon et al., SC 2011, figure 2, with the constants of Random123).
     """
     row, part = tl.program_id(0), tl.program_id(1)
-    whole = integers + row * _WORDS
-    mode = tl.load(whole + _MODE)
+    whole = integers + row * ROW_WORDS
+    mode = tl.load(whole + MODE)
     ids = part * BLOCK + tl.arange(0, BLOCK)
     is_token = ids < vocab
     ratio = tl.load(weights + row * vocab + ids, mask=is_token, other=0.0)
@@ -378,12 +363,12 @@ def _race(
         q = tl.load(draft + row * vocab + ids, mask=is_token, other=0.0)
         ratio, _ = _excess(ratio, q, total, tl.load(readings + row * _READINGS + _ERROR))
     if mode != BEST:
-        first, size = part * (BLOCK // 4), BLOCK // 4  # a counter gives the words of four tokens
-        c0 = (first + 1 + tl.arange(0, size)).to(tl.uint64)
+        size: tl.constexpr = BLOCK // 4  # a counter gives the words of four tokens
+        c0 = (part * size + 1 + tl.arange(0, size)).to(tl.uint64)
         zero = c0 * 0
-        c1, c2, c3 = zero + tl.load(whole + _KEYS).to(tl.uint64), zero, zero
-        k0 = zero + tl.load(whole + _KEYS + 1).to(tl.uint64)
-        k1 = zero + tl.load(whole + _KEYS + 2).to(tl.uint64)
+        c1, c2, c3 = zero + tl.load(whole + KEYS).to(tl.uint64), zero, zero
+        k0 = zero + tl.load(whole + KEYS + 1).to(tl.uint64)
+        k1 = zero + tl.load(whole + KEYS + 2).to(tl.uint64)
         m0 = tl.full([size], 0xD2E7470EE14C6C93, tl.uint64)
         m1 = tl.full([size], 0xCA5A826395121157, tl.uint64)
         w0 = tl.full([size], 0x9E3779B97F4A7C15, tl.uint64)
@@ -414,13 +399,13 @@ def _choose(
 ):  # fmt: skip
     """Write the token of a row, and whether the drafted one is accepted."""
     row = tl.program_id(0)
-    whole, number, reading = integers + row * _WORDS, numbers + row * _WORDS, row * _READINGS
+    whole, number, reading = integers + row * ROW_WORDS, numbers + row * ROW_WORDS, row * _READINGS
     mode, drafted, witness = (
-        tl.load(whole + _MODE),
-        tl.load(whole + _DRAFTED),
-        tl.load(whole + _WITNESS),
+        tl.load(whole + MODE),
+        tl.load(whole + DRAFTED),
+        tl.load(whole + WITNESS),
     )
-    temperature, error = tl.load(number + _TEMPERATURE), tl.load(readings + reading + _ERROR)
+    temperature, error = tl.load(number + TEMPERATURE), tl.load(readings + reading + _ERROR)
     part = tl.arange(0, WIDTH)
     is_part, place = part < parts, row * parts + part
     best = tl.load(partial + total_rows * parts + place, mask=is_part, other=-1.0)
@@ -434,7 +419,7 @@ def _choose(
     total = _sum(partial, row, parts, WIDTH)
     # NaN is not below infinity, and the highest number of a row with NaN may be anything.
     is_sure = total < float("inf")
-    least, last = -1.0, 1.0 * vocab
+    least, last = _keep_all(vocab)
     if FILTERED:
         least, last = tl.load(borders + row * 4), tl.load(borders + row * 4 + 1)
         total = tl.load(borders + row * 4 + 2)
@@ -451,7 +436,7 @@ def _choose(
         is_kept = (of_drafted > least) | ((of_drafted == least) & (drafted <= last))
         of_drafted = tl.where(is_kept, of_drafted, 0.0)
         chance = of_drafted / (total * tl.load(draft + start + drafted))
-        uniform = tl.load(number + _NUMBER)
+        uniform = tl.load(number + NUMBER)
         is_accepted = uniform < chance
         is_surely = is_sure & (tl.abs(uniform - chance) > 4 * error * chance)
         excess, slack = _excess(tl.load(weights + start + token), q, total, error)
@@ -467,10 +452,10 @@ def _choose(
             tl.load(readings + reading + _OTHER_SUM),
         )
         q = (q + _prob(logits, witness, token, other_top, other_sum, temperature, vocab)) / 2
-    out = decided + row * 8
-    tl.store(out, token.to(tl.float64))
-    tl.store(out + 1, is_sure.to(tl.float64))
-    tl.store(out + 2, target)
-    tl.store(out + 3, q)
-    tl.store(out + 4, is_accepted.to(tl.float64))
-    tl.store(out + 5, is_surely.to(tl.float64))
+    out = decided + row * DECIDED_WORDS
+    tl.store(out + TOKEN, token.to(tl.float64))
+    tl.store(out + IS_SURE, is_sure.to(tl.float64))
+    tl.store(out + TARGET, target)
+    tl.store(out + TOLD, q)
+    tl.store(out + IS_ACCEPTED, is_accepted.to(tl.float64))
+    tl.store(out + IS_ACCEPTED_SURELY, is_surely.to(tl.float64))

@@ -5,18 +5,24 @@ They are those of `rapid.speculation.acceptance` and `rapid.speculation.sampling
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TypeAlias, cast
 
 import numpy as np
 import torch
 
+from rapid.config import SamplingConfig, SpeculationConfig
+from rapid.messages import DraftBlock
 from rapid.speculation.acceptance import Judgement
+from rapid.speculation.draw import Draw
 from rapid.speculation.fast.contenders import draw_token, propose_sparsely
 from rapid.speculation.fast.judging import has_contenders, judge_by_rows
 from rapid.speculation.questions import Answer, Decoded, Question, ToDecode, ToJudge, ToPropose
 from rapid.speculation.sampling import proposal
+
+logger = logging.getLogger(__name__)
 
 _LONG = 30_000  # tokens of a vocabulary from which a CPU gains; shorter ones are all overhead
 
@@ -30,8 +36,10 @@ def answer_questions(questions: Sequence[Question]) -> _Answers:
     An answer that cannot be given, as when logits are not numbers, is the exception, so that it
     ends its own request only. All logits are on one device.
     """
-    if questions and questions[0].logits.device.type == "cuda":
-        return answer_together(questions)
+    if questions and (device := questions[0].logits.device).type == "cuda":
+        if has_kernels(device):
+            return answer_together(questions)
+        return [_try(question.by_specification) for question in questions]
     # One by one, up to a rejection: a row's numbers stay in the cache.
     return [_try(partial(_alone, question)) for question in questions]
 
@@ -53,6 +61,35 @@ def answer_together(questions: Sequence[Question]) -> _Answers:
         answers[index] if index in answers else _try(question.by_specification)
         for index, question in enumerate(questions)
     ]
+
+
+@cache
+def has_kernels(device: torch.device) -> bool:
+    """Return whether the kernels answer as the specification does on a device; log it if not."""
+    vocab = 3_000
+    logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(0)).mul(4).to(device)
+    questions: list[Question] = []
+    for top_p, temperature in ((1.0, 1.0), (0.9, 0.7), (1.0, 0.0)):
+        draw = Draw(SamplingConfig(temperature=temperature, top_p=top_p), SpeculationConfig(), 0, 0)
+        ids, probs = proposal(logits[0], draw)
+        block = DraftBlock("check", 0, 0, ids[:1], ids[None], probs[None])
+        judging = ToJudge(block, logits[1:2], draw, frozenset(), witness=logits[2:])
+        questions += [ToDecode(logits[0], draw), ToPropose(logits[0], draw), judging]
+    try:
+        answers = [_tokens_of(answer) for answer in answer_together(questions)]
+        if answers == [_tokens_of(question.by_specification()) for question in questions]:
+            return True
+        logger.warning("kernels that draw tokens disagree with the specification; it draws alone")
+    except Exception:
+        logger.warning("kernels that draw tokens fail; the specification draws", exc_info=True)
+    return False
+
+
+def _tokens_of(answer: Answer | Exception) -> object:
+    """Return the tokens of an answer, or raise what it is in place of one."""
+    if isinstance(answer, Exception):
+        raise answer
+    return answer.token_ids if isinstance(answer, Judgement) else answer.token
 
 
 def judge_block(question: ToJudge) -> Judgement:

@@ -16,11 +16,10 @@ import torch
 from rapid.config import SamplingConfig
 from rapid.messages import DraftBlock, Float32Array, Int32Array
 from rapid.speculation.acceptance import Judgement
-from rapid.speculation.draw import Draw
-from rapid.speculation.fast import row_kernels
+from rapid.speculation.draw import Draw, keys_of, uniforms_at
+from rapid.speculation.fast import row_kernels, row_tables
 from rapid.speculation.fast.contenders import Outcome, propose_sparsely
 from rapid.speculation.fast.judging import commit_outcomes, is_within_reach
-from rapid.speculation.fast.philox import keys_of, uniforms_at
 from rapid.speculation.noise import Float64Array, Purpose
 from rapid.speculation.questions import (
     Answer,
@@ -35,10 +34,10 @@ from rapid.speculation.sampling import as_sent
 
 MOST_ROWS = 96  # of a batch, in which each takes 32 bytes a token of the vocabulary
 _TRANSFERS = {
-    "distill": row_kernels.DISTILL.value,
-    "boost": row_kernels.BOOST.value,
-    "mixture": row_kernels.MIXTURE.value,
-    "adaptive": row_kernels.ADAPTIVE.value,
+    "distill": row_tables.DISTILL.value,
+    "boost": row_tables.BOOST.value,
+    "mixture": row_tables.MIXTURE.value,
+    "adaptive": row_tables.ADAPTIVE.value,
 }
 
 
@@ -79,7 +78,7 @@ class Deciding:
     def receive(self, values: Float64Array) -> list[Callable[[], Answer]]:
         """Return calls that answer each question by the values of `ask`, on the host."""
         ends = np.cumsum([_num_rows(question) for question in self.questions])[:-1]
-        parts = np.split(values.view(row_kernels.DECIDED), ends)
+        parts = np.split(values.view(row_tables.DECIDED), ends)
         return [
             partial(_answer, question, rows)
             for question, rows in zip(self.questions, parts, strict=True)
@@ -152,7 +151,7 @@ def _is_within_reach(question: ToDecode | ToJudge) -> bool:
     return is_within_reach(question)
 
 
-def _answer(question: ToDecode | ToJudge, rows: row_kernels.Table) -> Decoded | Judgement:
+def _answer(question: ToDecode | ToJudge, rows: row_tables.Table) -> Decoded | Judgement:
     if isinstance(question, ToJudge) and len(question.block):
         return commit_outcomes(question, _outcomes(question, rows))
     if not rows["is_sure"][0]:
@@ -163,7 +162,7 @@ def _answer(question: ToDecode | ToJudge, rows: row_kernels.Table) -> Decoded | 
     return Judgement((token,), 0, token in question.eos_ids, log_odds=question.log_odds)
 
 
-def _outcomes(question: ToJudge, rows: row_kernels.Table) -> Iterator[Outcome]:
+def _outcomes(question: ToJudge, rows: row_tables.Table) -> Iterator[Outcome]:
     """Yield the outcomes of a block's rows, each as if the drafts before it were accepted."""
     for drafted, row in zip(question.block.token_ids.tolist(), rows, strict=True):
         drawn = Outcome(
@@ -196,7 +195,7 @@ def _decide(questions: Sequence[ToDecode | ToJudge]) -> torch.Tensor:
     )
     widths = [block.candidate_ids.shape[1] for block in blocks if block is not None]
     shape = sum(counts), 1 << (max(widths, default=1) - 1).bit_length()
-    table = np.zeros(len(logits), dtype=row_kernels.ROW)
+    table = np.zeros(len(logits), dtype=row_tables.ROW)
     ids, probs = np.full(shape, -1), np.zeros(shape)
     starts, of_witness = np.cumsum([0, *counts]), sum(counts)
     for question, block, witness, start, count in zip(
@@ -216,11 +215,11 @@ def _decide(questions: Sequence[ToDecode | ToJudge]) -> torch.Tensor:
     return row_kernels.decide(logits, table, starts, ids, probs)
 
 
-def _fill(rows: row_kernels.Table, question: ToDecode | ToJudge, vocab: int) -> None:
+def _fill(rows: row_tables.Table, question: ToDecode | ToJudge, vocab: int) -> None:
     """Write what is asked about the rows of a question, but for its witness."""
     draw, sampling = question.draw, question.draw.sampling
     draws, purpose = [draw.after(row) for row in range(len(rows))], Purpose.RESULT
-    rows["mode"] = row_kernels.BEST.value if draw.is_greedy else row_kernels.RACE.value
+    rows["mode"] = row_tables.BEST.value if draw.is_greedy else row_tables.RACE.value
     rows["drafted"], rows["witness"], rows["temperature"] = -1, -1, draw.temperature
     rows["top_k"], rows["top_p"] = vocab, 1.0
     if not draw.is_greedy:  # else filters keep the best token, which is taken
@@ -231,7 +230,7 @@ def _fill(rows: row_kernels.Table, question: ToDecode | ToJudge, vocab: int) -> 
         rows["transfer"] = _TRANSFERS[speculation.transfer] if speculation.eta else 0
         rows["eta"], rows["plausibility"] = speculation.eta, speculation.plausibility
         if _has_residual(draw):
-            rows["mode"], purpose = row_kernels.RESIDUAL.value, Purpose.RESIDUAL
+            rows["mode"], purpose = row_tables.RESIDUAL.value, Purpose.RESIDUAL
             accepting = keys_of(draws, Purpose.ACCEPT)
             rows["number"] = uniforms_at(accepting, np.zeros((len(rows), 1)))[:, 0]
     rows["keys"] = keys_of(draws, purpose)

@@ -21,9 +21,8 @@ from rapid.speculation.acceptance import Judgement, decode_token, propose
 from rapid.speculation.draw import Draw
 from rapid.speculation.fast import contenders, together
 from rapid.speculation.fast.contenders import best_logit, draw_token
-from rapid.speculation.fast.fused_rows import MANY, Fused
 from rapid.speculation.fast.judging import is_within_reach
-from rapid.speculation.fast.rows import FINE, Row
+from rapid.speculation.fast.rows import FINE, MANY, Fused, Row
 from rapid.speculation.fast.step import answer_questions, answer_together, judge_block
 from rapid.speculation.questions import (
     Answer,
