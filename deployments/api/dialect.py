@@ -62,8 +62,8 @@ class Dialect(Protocol):
         """Return the question, and the request that an orchestrator runs.
 
         Raises:
-            BadRequest: The body is none of this dialect, or beyond the limits of `config`.
-            UnknownModel: It names a model that `config` has not.
+            BadRequest: The body is none of this dialect, or beyond the limits of `config`, or names
+                a model that `config` has not.
         """
         ...
 

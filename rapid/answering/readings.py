@@ -75,9 +75,7 @@ class Readings:
     async def resolve(self) -> tuple[Decision, DrafterPrompt]:
         """Retrieve, choose the mode by what was found, and use that if the mode needs it.
 
-        Raises:
-            PromptTooLong: As for `use`.
-            RapidError: As for `decide`.
+        Errors are those of `decide` and `use`.
         """
         found, run = await self.find(), self._run
         decision = decide(run.plan.mode, found.evidence)

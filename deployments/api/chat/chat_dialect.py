@@ -34,8 +34,8 @@ class ChatDialect:
     ) -> tuple[ChatRequest, GenerateRequest]:
         """Return the question and its request; a long body is parsed in a thread."""
         if len(body) <= _SHORT_BODY:
-            return _parse(body, config, request_id, tenant)
-        return await asyncio.to_thread(_parse, body, config, request_id, tenant)
+            return parsing.parse_question(body, config, request_id, tenant)
+        return await asyncio.to_thread(parsing.parse_question, body, config, request_id, tenant)
 
     def render_refusal(self, body: Json) -> Json:
         """Return OpenAI's body as it is."""
@@ -133,14 +133,6 @@ class ChatReply:
     def _observe(self) -> None:
         if self._timing.first_token is None:
             self._timing.first_token = self._clock()
-
-
-def _parse(
-    body: bytes, config: ApiConfig, request_id: str, tenant: str
-) -> tuple[ChatRequest, GenerateRequest]:
-    asked = parsing.parse_chat_request(body, config)
-    temperature = config.card_of(asked.model).default_temperature
-    return asked, asked.as_generate_request(request_id, tenant, temperature)
 
 
 def _progress(event: Reading) -> str:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from deployments.api.chat.chat_request import ChatRequest, RapidOptions
 from deployments.config.api_config import ApiConfig
 from rapid.errors import BadRequest
+from rapid.messages import GenerateRequest
 from rapid.requests import bad_request
 
 _USUAL = ApiConfig()
@@ -105,6 +106,19 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "xtc_probability": (0,),
 }
+
+
+def parse_question(
+    body: bytes, config: ApiConfig, request_id: str, tenant: str
+) -> tuple[ChatRequest, GenerateRequest]:
+    """Return what a body asks, and the request that it makes of a model.
+
+    Raises:
+        BadRequest: As for `parse_chat_request`, or the model is unknown.
+    """
+    asked = parse_chat_request(body, config)
+    temperature = config.card_of(asked.model).default_temperature
+    return asked, asked.as_generate_request(request_id, tenant, temperature)
 
 
 def parse_chat_request(body: bytes, config: ApiConfig = _USUAL) -> ChatRequest:

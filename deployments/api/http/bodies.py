@@ -85,10 +85,7 @@ class Bodies:
     ) -> bytes:
         """Return the body of a request that has a place, which is noted and held by `stack`.
 
-        Raises:
-            BadRequest: As for `body`.
-            Overloaded: There is no room to read it, or no place.
-            TooManyRequests: The same, because of other requests of the tenant.
+        Errors are those of `body` and of `Admission.place`.
         """
         async with self.body(request, record.tenant, media_types) as body:
             with record.admission():

@@ -44,8 +44,7 @@ class EventFeed:
             note: Notes each event.
             explain: Returns an error of the generation as the caller is told it.
         """
-        self._generate, self._receive = generate, receive
-        self._note, self._explain = note, explain
+        self._generate, self._receive, self._note, self._explain = generate, receive, note, explain
         self._queue: asyncio.Queue[GenerationEvent | BaseException] = asyncio.Queue()
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
