@@ -7,10 +7,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
-from rapid.answering.decisions import Decision, Evidence, decide, decide_lookup
+from rapid.answering.decisions import Decision, Evidence, decide, decide_without_reader
 from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.run import Run
-from rapid.answering.sources import LookupSource, WitnessedSource
+from rapid.answering.sources import WitnessedSource, choose
 from rapid.errors import PromptTooLong
 from rapid.messages import Reading
 from rapid.tracing import span
@@ -32,12 +32,11 @@ class Readings:
         `begins` is set before retrieval, if the mode needs it first.
         """
         run, asked = self._run, self._run.plan.mode
-        if run.plan.looks_up:
-            run.decision = decide_lookup(asked)
-            if run.decision.is_drafted:
-                run.source = LookupSource()
-        elif asked == "plain":
+        if asked == "plain":
             run.decision = decide(asked, Evidence(0))
+        elif own_drafting := run.plan.own_drafting:
+            run.decision = decide_without_reader(asked, own_drafting)
+            run.source = choose(own_drafting, run.services.pools.target)
         elif asked == "rag":
             begins.set()
             run.decision, _ = await self.resolve()

@@ -53,7 +53,7 @@ class RequestRun:
             services.speculation,
             services.pools.max_context,
             services.config.default_max_tokens,
-            looks_up=services.pools.drafter is None,
+            own_drafting=services.pools.own_drafting,
             vocab_size=services.prompts.vocab_size,
         )
         self._run = Run(services, request, plan)
