@@ -48,10 +48,10 @@ class Launches(TorchDispatchMode):
 
         class Counted:
             def __getitem__(self, grid: Any) -> Callable[..., None]:
-                def launch(*args: Any) -> None:
+                def launch(*args: Any, **options: Any) -> None:
                     launches.count += 1
                     launches.is_counting = False
-                    kernel[grid](*args)
+                    kernel[grid](*args, **options)
                     launches.is_counting = True
 
                 return launch
