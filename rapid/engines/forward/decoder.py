@@ -29,6 +29,8 @@ _NEAR = 1 / 8
 _OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
 _OF_MLP = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
 
+Experts = Callable[[torch.Tensor], torch.Tensor]  # a mixture of experts, over rows [rows, hidden]
+
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
@@ -45,7 +47,7 @@ class _Layer:
     output: Product
     after_attention: torch.Tensor | None  # weight of the norm of attention's output, or None
     before_mlp: torch.Tensor
-    mlp: _GatedMLP | Callable[[torch.Tensor], torch.Tensor]  # the latter of a mixture of experts
+    mlp: _GatedMLP | Experts
     after_mlp: torch.Tensor | None  # weight of the norm of the MLP's output, or None
 
 
@@ -135,12 +137,6 @@ class Decoder:
 
         Ids and positions are [1, rows], the hidden states [1, rows, hidden].
         """
-        with torch.cuda.device_of(input_ids):  # where Triton launches
-            return self._compute(input_ids, position_ids, rows)
-
-    def _compute(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: RaggedRows
-    ) -> torch.Tensor:
         hidden = self._embed(input_ids[0])
         if self._scale is not None:
             hidden = hidden * self._scale.to(hidden.dtype)
@@ -151,16 +147,15 @@ class Decoder:
                 hidden, added, after, layer.before_attention, layer.qkv
             )
             attended = self._attention(layer, layer.qkv(rows_in), angles[layer.rope], rows)
-            gated = layer.mlp if isinstance(layer.mlp, _GatedMLP) else None
+            attended = self._sum_ranks(attended)
+            into = layer.mlp.gate_up if isinstance(layer.mlp, _GatedMLP) else None
             hidden, rows_in = self._operations.add_norm(
-                hidden,
-                self._sum_ranks(attended),
-                layer.after_attention,
-                layer.before_mlp,
-                gated and gated.gate_up,
+                hidden, attended, layer.after_attention, layer.before_mlp, into
             )
             added, after = self._sum_ranks(self._mlp(layer.mlp, rows_in)), layer.after_mlp
-        return self._operations.add_norm(hidden, added, after, self._last_norm)[1][None]
+        _, normed = self._operations.add_norm(hidden, added, after, self._last_norm)
+        assert isinstance(normed, torch.Tensor)
+        return normed[None]
 
     def _choose_operations(self, head_dim: int) -> LayerOperations:
         """Return the operations by torch, or on CUDA by kernels where those do the same."""
@@ -206,10 +201,11 @@ class Decoder:
         flat = attended.reshape(len(mixed), -1)
         return layer.output(self._operations.prepare(flat, layer.output))
 
-    def _mlp(self, mlp: Any, rows_in: Rows) -> torch.Tensor:
-        if not isinstance(mlp, _GatedMLP):
-            return mlp(rows_in)
-        return mlp.down(self._operations.gate(mlp.gate_up(rows_in), mlp.activation, mlp.down))
+    def _mlp(self, mlp: _GatedMLP | Experts, rows_in: Rows) -> torch.Tensor:
+        if isinstance(mlp, _GatedMLP):
+            return mlp.down(self._operations.gate(mlp.gate_up(rows_in), mlp.activation, mlp.down))
+        assert isinstance(rows_in, torch.Tensor)
+        return mlp(rows_in)
 
     def _norm_weight(self, norm: Any) -> torch.Tensor:
         """Return the factors of a norm; Gemma stores them less one and multiplies in float32."""
@@ -258,7 +254,7 @@ class Decoder:
         )
 
 
-def _mlp_of(mlp: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+def _mlp_of(mlp: Any) -> _GatedMLP | Experts:
     if hasattr(mlp, "experts"):
         return lambda hidden: mlp(hidden[None])[0]
     activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn

@@ -17,18 +17,19 @@ from rapid.engines.forward.products import LEAST, Product, Rows, ScaledRows
 from rapid.engines.kv.cache import KVCache
 from rapid.engines.kv.fp8 import FP8, LARGEST
 
-_GATED = 2048  # numbers of a row of the MLP that are computed at once
+GATED = 2048  # numbers of a row of the MLP that are computed at once
+GATE_WARPS = 8
 _TURNED = 1024  # numbers of the heads of a row that a program rotates
-_NO_GATE, _SILU, _GELU = range(3)
+KINDS = _NO_GATE, _SILU, _GELU = range(3)  # what a row's numbers are multiplied with
 _ACTIVATIONS = {SiLUActivation: _SILU, torch.nn.SiLU: _SILU, GELUTanh: _GELU}
 
 _LARGEST = tl.constexpr(LARGEST)
 _LEAST = tl.constexpr(LEAST)
-_IS_SILU = tl.constexpr(_SILU)
+_IS_PLAIN, _IS_SILU = tl.constexpr(_NO_GATE), tl.constexpr(_SILU)
 
 
 class LayerKernels(LayerOperations):
-    """Operations whose tensors are contiguous and on CUDA."""
+    """Operations of one launch each, for tensors on CUDA."""
 
     @override
     def add_norm(
@@ -39,24 +40,18 @@ class LayerKernels(LayerOperations):
         weight: torch.Tensor,
         into: Product | None = None,
     ) -> tuple[torch.Tensor, Rows]:
-        num_rows, width = hidden.shape
-        total = hidden if added is None else torch.empty_like(hidden)
-        normed, scales = _empty_rows(hidden, width, into)
+        width = hidden.shape[1]
         block = triton.next_power_of_2(width)
-        _add_norm[(num_rows,)](
-            hidden,
-            None if added is None else added.contiguous(),
-            None if added is None else after,
-            weight,
-            total,
-            normed,
-            scales,
-            self.epsilon,
-            width,
-            block,
-            num_warps=min(max(block // 512, 1), 16),
-        )
-        return total, _as_rows(normed, scales, hidden.dtype)
+        total = hidden
+        if added is not None:
+            total, added = torch.empty_like(hidden), added.contiguous()
+        rows, normed, scales = _empty_rows(hidden, width, into)
+        with torch.cuda.device_of(hidden):
+            _add_norm[(len(hidden),)](
+                hidden, added, after, weight, total, normed, scales, self.epsilon, width, block,
+                num_warps=warps_of(block),
+            )  # fmt: skip
+        return total, rows
 
     @override
     def store_heads(
@@ -69,68 +64,64 @@ class LayerKernels(LayerOperations):
         slots: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         keys, values = cache.layers[layer]
-        num_heads = self.num_heads + 2 * self.num_kv_heads
-        heads = mixed.new_empty((len(mixed), num_heads, self.head_dim))
-        dim = triton.next_power_of_2(self.head_dim)
-        tile = max(_TURNED // dim, 1)
         is_fp8 = cache.layout.is_fp8
-        _store_heads[(len(mixed), triton.cdiv(num_heads, tile))](
-            mixed.contiguous(),
-            *angles,
-            qk_norm,
-            heads,
-            slots,
-            keys,
-            values,
-            cache.centres[layer] if is_fp8 else None,
-            self.epsilon,
-            keys.stride(0),
-            self.num_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            angles[0].shape[-1],
-            dim,
-            tile,
-            is_fp8,
-        )
-        parts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        query, key, value = torch.split(heads.transpose(0, 1)[None], parts, dim=1)
+        centre = cache.centres[layer] if is_fp8 else None
+        counts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        heads = mixed.new_empty((len(mixed), sum(counts), self.head_dim))
+        dim, tile = tile_of(self.head_dim)
+        with torch.cuda.device_of(mixed):
+            _store_heads[(len(mixed), triton.cdiv(sum(counts), tile))](
+                mixed.contiguous(), *angles, qk_norm, heads, slots, keys, values, centre,
+                self.epsilon, keys.stride(0), self.num_heads, self.num_kv_heads, self.head_dim,
+                angles[0].shape[-1], dim, tile, is_fp8,
+            )  # fmt: skip
+        query, key, value = torch.split(heads.transpose(0, 1)[None], counts, dim=1)
         return query, key, value
 
     @override
     def gate(self, both: torch.Tensor, activation: Activation, into: Product) -> Rows:
         kind = _ACTIVATIONS.get(type(activation))
         if kind is None:
-            return self.prepare(super().gate(both, activation, into), into)  # type: ignore[arg-type]
-        return _gate_rows(both, both.shape[-1] // 2, kind, into)
+            return self.prepare(super().gate(both, activation, into), into)
+        return _gate_rows(both, both.shape[1] // 2, kind, into)
 
     @override
     def prepare(self, rows: Rows, into: Product) -> Rows:
         if isinstance(rows, ScaledRows) or not into.is_of_scaled_rows:
             return rows
-        return _gate_rows(rows, rows.shape[-1], _NO_GATE, into)
+        return _gate_rows(rows, rows.shape[1], _NO_GATE, into)
+
+
+def warps_of(block: int) -> int:
+    """Return the warps of a program that holds so many numbers of a row."""
+    return min(max(block // 512, 1), 16)
+
+
+def tile_of(head_dim: int) -> tuple[int, int]:
+    """Return the numbers of a head, with its padding, and the heads that a program rotates."""
+    dim = triton.next_power_of_2(head_dim)
+    return dim, max(_TURNED // dim, 1)
 
 
 def _gate_rows(both: torch.Tensor, width: int, kind: int, into: Product) -> Rows:
-    output, scales = _empty_rows(both, width, into)
+    rows, output, scales = _empty_rows(both, width, into)
     # A row's scale needs all of it.
-    parts = triton.cdiv(width, _GATED) if scales is None else 1
-    _gate[(len(both), parts)](both.contiguous(), output, scales, width, kind, _GATED, num_warps=8)
-    return _as_rows(output, scales, both.dtype)
+    grid = (len(both), triton.cdiv(width, GATED) if scales is None else 1)
+    with torch.cuda.device_of(both):
+        _gate[grid](both.contiguous(), output, scales, width, kind, GATED, num_warps=GATE_WARPS)
+    return rows
 
 
 def _empty_rows(
-    rows: torch.Tensor, width: int, into: Product | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return memory for rows that go into a product, and for their scales if it takes them."""
+    like: torch.Tensor, width: int, into: Product | None
+) -> tuple[Rows, torch.Tensor, torch.Tensor | None]:
+    """Return memory for rows that go into a product, with that of their numbers and scales."""
     if into is None or not into.is_of_scaled_rows:
-        return rows.new_empty((len(rows), width)), None
-    numbers = rows.new_empty((len(rows), width), dtype=FP8)
-    return numbers, rows.new_empty((len(rows),), dtype=torch.float32)
-
-
-def _as_rows(numbers: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype) -> Rows:
-    return numbers if scales is None else ScaledRows(numbers, scales, dtype)
+        rows = like.new_empty((len(like), width))
+        return rows, rows, None
+    numbers = like.new_empty((len(like), width), dtype=FP8)
+    scales = like.new_empty((len(like),), dtype=torch.float32)
+    return ScaledRows(numbers, scales, like.dtype), numbers, scales
 
 
 @triton.jit
@@ -156,7 +147,7 @@ def _add_norm(
     factor = tl.load(weight + column, mask=is_column, other=0.0)
     x = _normalize(x, tl.sum(x * x, 0) / WIDTH + epsilon, factor, dtype)
     if scales is not None:
-        scale = _scale_of(tl.max(tl.abs(x), 0))
+        scale = tl.maximum(tl.max(tl.abs(x), 0), _LEAST) / _LARGEST
         tl.store(scales + row, scale)
         x = x / scale
     tl.store(normed + place, x.to(normed.dtype.element_ty), mask=is_column)
@@ -172,12 +163,6 @@ def _normalize(x, mean_square, factor, dtype: tl.constexpr):
 
 
 @triton.jit
-def _scale_of(largest):
-    """Return the scale of a row in fp8 by its largest magnitude."""
-    return tl.maximum(largest, _LEAST) / _LARGEST
-
-
-@triton.jit
 def _store_heads(
     mixed, cos, sin, factors, heads, slots, keys, values, centre, epsilon, kv_head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -186,12 +171,11 @@ def _store_heads(
     """Write some heads of one row as they are attended with, and keys and values in its slot."""
     NUM_ROTATED: tl.constexpr = NUM_HEADS + NUM_KV_HEADS
     NUM_ALL: tl.constexpr = NUM_ROTATED + NUM_KV_HEADS
-    HALF: tl.constexpr = ROTATED // 2
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TILE + tl.arange(0, TILE)
     dim = tl.arange(0, DIM)
     # The dimension that each one is rotated with.
-    other = tl.where(dim < HALF, dim + HALF, tl.where(dim < ROTATED, dim - HALF, dim))
+    other = tl.where(dim < ROTATED, (dim + ROTATED // 2) % ROTATED, dim)
     is_there = (head < NUM_ALL)[:, None] & (dim < HEAD_DIM)[None, :]
     is_turned = is_there & (head < NUM_ROTATED)[:, None]
     dtype = mixed.dtype.element_ty
@@ -217,23 +201,20 @@ def _store_heads(
     if centre is not None:
         shift = tl.load(centre + kv_head * HEAD_DIM + dim[None, :], mask=is_key, other=0.0)
         x = (x - shift.to(tl.float32)).to(dtype).to(tl.float32)
-    kept = x.to(keys.dtype.element_ty)
+    kept = x
     if IS_FP8:
         # Unlike minimum and maximum, comparisons leave what is not a number as it is.
-        x = tl.where(is_key | is_value, tl.where(x > _LARGEST, _LARGEST, x), x)
-        x = tl.where(is_key | is_value, tl.where(x < -_LARGEST, -_LARGEST, x), x)
-        kept = x.to(keys.dtype.element_ty)
-        x = tl.where(is_key | is_value, kept.to(tl.float32), x)
+        kept = tl.where(x > _LARGEST, _LARGEST, tl.where(x < -_LARGEST, -_LARGEST, x))
+        kept = kept.to(keys.dtype.element_ty).to(tl.float32)
+        x = tl.where(is_key | is_value, kept, x)
     tl.store(heads + first + dim[None, :], x.to(dtype), mask=is_there)
     place = kv_head.to(tl.int64) * kv_head_stride + tl.load(slots + row) * HEAD_DIM + dim[None, :]
-    tl.store(keys + place, kept, mask=is_key)
-    tl.store(values + place, kept, mask=is_value)
+    tl.store(keys + place, kept.to(keys.dtype.element_ty), mask=is_key)
+    tl.store(values + place, kept.to(keys.dtype.element_ty), mask=is_value)
 
 
 @triton.jit
-def _gate(
-    both, output, scales, WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def _gate(both, output, scales, WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr):
     """Write a row's numbers for the last product of an MLP, or the given ones, with its scale."""
     row = tl.program_id(0).to(tl.int64)
     place = output + row * WIDTH
@@ -246,7 +227,7 @@ def _gate(
         for start in range(0, WIDTH, BLOCK):
             x = _gated(both, row, start + tl.arange(0, BLOCK), WIDTH, KIND)
             largest = tl.maximum(largest, tl.abs(x))
-        scale = _scale_of(tl.max(largest, 0))
+        scale = tl.maximum(tl.max(largest, 0), _LEAST) / _LARGEST
         tl.store(scales + row, scale)
         for start in range(0, WIDTH, BLOCK):
             column = start + tl.arange(0, BLOCK)
@@ -259,7 +240,7 @@ def _gated(both, row, column, WIDTH: tl.constexpr, KIND: tl.constexpr):
     """Return some numbers of a row as float32, 0 beyond its end."""
     is_column = column < WIDTH
     dtype = both.dtype.element_ty
-    if KIND == 0:
+    if KIND == _IS_PLAIN:
         return tl.load(both + row * WIDTH + column, mask=is_column, other=0.0).to(tl.float32)
     gate = tl.load(both + row * 2 * WIDTH + column, mask=is_column, other=0.0).to(tl.float32)
     up = tl.load(both + (row * 2 + 1) * WIDTH + column, mask=is_column, other=0.0).to(tl.float32)

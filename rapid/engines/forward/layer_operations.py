@@ -93,7 +93,7 @@ class LayerOperations:
         gate, up = both.chunk(2, dim=-1)
         return activation(gate) * up
 
-    def prepare(self, rows: torch.Tensor, into: Product) -> Rows:
+    def prepare(self, rows: Rows, into: Product) -> Rows:
         """Return rows as a product takes them."""
         return rows
 
@@ -137,8 +137,9 @@ def try_out(
     weight, after = draw(width, dtype=norm_dtype), draw(width, dtype=norm_dtype)
     found: list[Rows] = []
     for into in products:
-        for parts in ((None, None), (added, None), (added, after)):
-            found += operations.add_norm(hidden, *parts, weight, into)
+        found += operations.add_norm(hidden, None, None, weight, into)
+        found += operations.add_norm(hidden, added, None, weight, into)
+        found += operations.add_norm(hidden, added, after, weight, into)
         for activation in (torch.nn.SiLU(), GELUTanh()):
             found.append(operations.gate(both, activation, into))
         found.append(operations.prepare(hidden, into))
