@@ -86,7 +86,7 @@ def decoder_of(model: Any, place: RankPart | None = None) -> Decoder | None:
 
 
 @cache
-def kernels_of(plain: LayerOperations, *model: Any) -> LayerOperations | None:
+def layer_kernels_of(plain: LayerOperations, *model: Any) -> LayerOperations | None:
     """Return kernels that do what `plain` does, as `try_out` tries them out, or log why not."""
     try:
         # Needs Triton, which there is beside CUDA.
@@ -167,7 +167,7 @@ class Decoder:
             return plain
         rope = self._layers[0].rope
         rotated = 2 * len(getattr(self._rotary, f"{rope}inv_freq"))
-        kernels = kernels_of(
+        kernels = layer_kernels_of(
             plain, weight.device, weight.dtype, norm.dtype, weight.shape[1], rotated
         )
         has_kernels = kernels is not None

@@ -18,7 +18,7 @@ from rapid.engines.kv.cache import KVCache
 from rapid.engines.kv.fp8 import FP8, LARGEST
 
 GATED = 2048  # numbers of a row of the MLP that are computed at once
-GATE_WARPS = 8
+GATE_WARPS = 8  # of a program, so that a thread has eight of them
 _TURNED = 1024  # numbers of the heads of a row that a program rotates
 KINDS = _NO_GATE, _SILU, _GELU = range(3)  # what a row's numbers are multiplied with
 _ACTIVATIONS = {SiLUActivation: _SILU, torch.nn.SiLU: _SILU, GELUTanh: _GELU}
@@ -220,26 +220,25 @@ def _gate(both, output, scales, WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: 
     place = output + row * WIDTH
     if scales is None:
         column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        x = _gated(both, row, column, WIDTH, KIND)
+        x = _gate_part(both, row, column, WIDTH, KIND)
         tl.store(place + column, x.to(output.dtype.element_ty), mask=column < WIDTH)
     else:
         largest = tl.zeros([BLOCK], tl.float32)
         for start in range(0, WIDTH, BLOCK):
-            x = _gated(both, row, start + tl.arange(0, BLOCK), WIDTH, KIND)
+            x = _gate_part(both, row, start + tl.arange(0, BLOCK), WIDTH, KIND)
             largest = tl.maximum(largest, tl.abs(x))
         scale = tl.maximum(tl.max(largest, 0), _LEAST) / _LARGEST
         tl.store(scales + row, scale)
         for start in range(0, WIDTH, BLOCK):
             column = start + tl.arange(0, BLOCK)
-            x = _gated(both, row, column, WIDTH, KIND) / scale
+            x = _gate_part(both, row, column, WIDTH, KIND) / scale
             tl.store(place + column, x.to(output.dtype.element_ty), mask=column < WIDTH)
 
 
 @triton.jit
-def _gated(both, row, column, WIDTH: tl.constexpr, KIND: tl.constexpr):
+def _gate_part(both, row, column, WIDTH: tl.constexpr, KIND: tl.constexpr):
     """Return some numbers of a row as float32, 0 beyond its end."""
     is_column = column < WIDTH
-    dtype = both.dtype.element_ty
     if KIND == _IS_PLAIN:
         return tl.load(both + row * WIDTH + column, mask=is_column, other=0.0).to(tl.float32)
     gate = tl.load(both + row * 2 * WIDTH + column, mask=is_column, other=0.0).to(tl.float32)
@@ -247,5 +246,5 @@ def _gated(both, row, column, WIDTH: tl.constexpr, KIND: tl.constexpr):
     slope = gate
     if KIND != _IS_SILU:  # GELU by tanh, which is a sigmoid of twice as much
         slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    activated = (gate / (1.0 + tl.exp(-slope))).to(dtype).to(tl.float32)
-    return (activated * up).to(dtype).to(tl.float32)
+    activated = (gate / (1.0 + tl.exp(-slope))).to(both.dtype.element_ty).to(tl.float32)
+    return (activated * up).to(both.dtype.element_ty).to(tl.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,14 @@ from rapid.engines.attention.kernel_inputs import AttentionInputs, Kernels
 from rapid.engines.forward import decoder, layer_kernels
 from rapid.engines.forward.layer_kernels import LayerKernels
 from rapid.engines.forward.layer_operations import LayerOperations, try_out
-from rapid.engines.forward.products import Product, Rows, ScaledRows, quantize, quantize_weight
+from rapid.engines.forward.products import (
+    FP8_CAPABILITY,
+    Product,
+    Rows,
+    ScaledRows,
+    quantize,
+    quantize_weight,
+)
 from rapid.engines.kv.cache import KVCache, KVLayout, PageRun, PageTable
 from tests.rapid.engines.forward.test_decoder import model_of
 from tests.rapid.speculation.fast.test_step_counts import Launches
@@ -34,7 +42,10 @@ from tests.rapid.tiny_families import MORE_FAMILIES, family_checkpoint, family_m
 from tests.rapid.tiny_models import random_prompt
 
 CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HAS_FP8 = DEVICE == CPU or torch.cuda.get_device_capability() >= FP8_CAPABILITY
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+interpreted = pytest.mark.skipif(DEVICE != CPU, reason="kernels run on a CPU in the interpreter")
 KERNELS = ("_add_norm", "_store_heads", "_gate")
 FORMATS = {"bf16": BF16, "fp8e4nv": torch.float8_e4m3fn}
 
@@ -89,7 +100,7 @@ def check_norms(seed: int) -> None:
     plain = LayerOperations(4, 2, 16, 10.0 ** -random.integers(5, 7))
     kernels = LayerKernels(4, 2, 16, plain.epsilon)
     into = None
-    if dtype == BF16 and random.integers(2):
+    if dtype == BF16 and HAS_FP8 and random.integers(2):
         into = Product(*quantize_weight(torch.randn(16, width).bfloat16(), "fp8"))
     for parts in ((None, None), (added, None), (added, after)):
         got = kernels.add_norm(hidden, *parts, weight, into)
@@ -114,15 +125,17 @@ def check_heads(seed: int) -> None:
     if random.integers(2):
         weights = 1 + torch.randn(shape[0] + kv_heads, head_dim) / 3
         qk_norm = weights.to([dtype, F32][random.integers(2)])
-    is_fp8 = bool(random.integers(2))
+    is_fp8 = HAS_FP8 and bool(random.integers(2))
     centre = torch.randn(kv_heads, head_dim).to(dtype) if random.integers(2) else None
     if is_fp8:
         mixed[0, -head_dim:] *= 1e3  # beyond what fp8 keeps
-    slots = torch.from_numpy(random.permutation(12)[:rows])
+    slots = torch.tensor(random.permutation(12)[:rows].tolist())
+    num_ring_slots = int(random.choice([0, 20]))
     found = []
     for operations in (plain, kernels):
-        layout = KVLayout(kv_heads, head_dim, dtype, (CPU,) * 2, is_fp8)
-        cache = KVCache(layout, 3, 4, [None, centre])
+        sliding = (False, True)
+        layout = KVLayout(kv_heads, head_dim, dtype, (DEVICE,) * 2, is_fp8, 8, sliding)
+        cache = KVCache(layout, 3, 4, [None, centre], num_ring_slots)
         for stack in cache.stacks:
             stack.view(torch.uint8).fill_(1)
         given = (mixed, (cos.to(dtype), sin.to(dtype)), qk_norm, cache, 1, slots)
@@ -131,10 +144,10 @@ def check_heads(seed: int) -> None:
     for ours, own in zip(got, expected, strict=True):
         if is_fp8 and own is not expected[0]:  # sums in another order may round to a neighbour
             torch.testing.assert_close(ours, own, rtol=1 / 8, atol=2**-4)
-            assert qk_norm is not None or torch.equal(ours, own)
+            assert qk_norm is not None or dtype == F32 or torch.equal(ours, own)
         else:
             assert_near(ours, own)
-    others = [slot for slot in range(12) if slot not in slots]
+    others = [slot for slot in range(num_ring_slots or 12) if slot not in slots]
     for kept, read in zip(cache.layers[1], got[1:], strict=True):
         assert torch.equal(kept[:, slots].to(dtype), read[0])
         bits = kept.view(torch.uint8)[:, others]
@@ -151,7 +164,7 @@ def check_gates(seed: int) -> None:
     shape = (4, 2, 16, 1e-6)
     plain, kernels = LayerOperations(*shape), LayerKernels(*shape)
     into = Product(torch.randn(16, width).to(dtype))
-    if dtype == BF16 and random.integers(2):
+    if dtype == BF16 and HAS_FP8 and random.integers(2):
         into = Product(*quantize_weight(into.weight, "fp8"))
     for activation in (SiLUActivation(), GELUTanh(), torch.nn.ReLU()):
         with np.errstate(over="ignore"):  # infinity divides to 0, as on a device
@@ -167,14 +180,16 @@ CHECKS = (check_norms, check_heads, check_gates)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_kernel_computes_what_torch_does(check: Any, seed: int) -> None:
-    check(seed)
+    with DEVICE:
+        check(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_scaled")
 def test_kernels_compute_what_torch_does_at_200_random_shapes() -> None:
     for seed, check in itertools.product(range(1000, 1200), CHECKS):
-        check(seed)
+        with DEVICE:
+            check(seed)
 
 
 # --- whole layers ---------------------------------------------------------------------------------
@@ -203,6 +218,7 @@ def hidden_states(model: Any, cache: KVCache) -> torch.Tensor:
     return torch.cat(found, 1)
 
 
+@interpreted
 @pytest.mark.parametrize("family", [*MORE_FAMILIES, "llama", "qwen3"])
 def test_layers_of_every_family_are_those_of_torch(
     family: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -255,6 +271,7 @@ def launches_of(kind: str, num_layers: int, method: Any, monkeypatch: pytest.Mon
     return launches.count
 
 
+@interpreted
 @pytest.mark.usefixtures("_kernels", "_scaled")
 @pytest.mark.parametrize(
     ("kind", "method", "expected"),
@@ -272,13 +289,42 @@ def test_a_layer_is_four_launches_beside_attention_and_products(
 SHAPE = (4, 2, 16, 1e-6)
 
 
+@pytest.mark.gpu
+def test_kernels_are_right_on_a_gpu() -> None:
+    for dtype, norm_dtype in ((BF16, BF16), (BF16, F32), (F16, F16), (F32, F32)):
+        plain = LayerOperations(32, 8, 128, 1e-5)
+        assert decoder.layer_kernels_of(plain, DEVICE, dtype, norm_dtype, 4096, 128) is not None
+
+
+@interpreted
 def test_kernels_are_taken_that_do_the_same() -> None:
     plain = LayerOperations(*SHAPE)
-    decoder.kernels_of.cache_clear()
-    assert isinstance(decoder.kernels_of(plain, CPU, BF16, BF16, 48, 16), LayerKernels)
+    decoder.layer_kernels_of.cache_clear()
+    assert isinstance(decoder.layer_kernels_of(plain, CPU, BF16, BF16, 48, 16), LayerKernels)
     assert len(try_out(plain, CPU, BF16, F32, 48, 16)) == 27
 
 
+@interpreted
+@pytest.mark.parametrize("is_right_everywhere", [False, True])
+def test_all_ranks_of_a_model_take_kernels_or_none_does(is_right_everywhere: bool) -> None:
+    model: Any = model_of("qwen3")
+    computed = decoder.decoder_of(model)
+    assert computed is not None
+    claims: list[bool] = []
+
+    def agree(claim: bool) -> bool:
+        claims.append(claim)
+        return claim and is_right_everywhere
+
+    there = {"is_cuda": True, "device": CPU, "dtype": F32, "shape": (96, 32)}
+    computed._tokens = SimpleNamespace(**there)  # type: ignore[assignment]
+    computed._place = SimpleNamespace(group=SimpleNamespace(all=agree))  # type: ignore[assignment]
+    is_taken = isinstance(computed._choose_operations(16), LayerKernels)
+    assert claims == [True]
+    assert is_taken == is_right_everywhere
+
+
+@interpreted
 @pytest.mark.parametrize("broken", ["add_norm", "store_heads", "gate"])
 @pytest.mark.parametrize("is_raised", [False, True])
 def test_kernels_that_are_wrong_or_fail_are_left_out_with_a_warning(
@@ -295,7 +341,7 @@ def test_kernels_that_are_wrong_or_fail_are_left_out_with_a_warning(
         return right(self, 1.3 * first, *rest)
 
     monkeypatch.setattr(LayerKernels, broken, wrong)
-    decoder.kernels_of.cache_clear()
-    assert decoder.kernels_of(LayerOperations(*SHAPE), CPU, F32, F32, 48, 16) is None
+    decoder.layer_kernels_of.cache_clear()
+    assert decoder.layer_kernels_of(LayerOperations(*SHAPE), CPU, F32, F32, 48, 16) is None
     assert ("fail" if is_raised else "disagree") in caplog.text
-    decoder.kernels_of.cache_clear()
+    decoder.layer_kernels_of.cache_clear()

@@ -21,10 +21,10 @@ from tests.rapid.speculation.drafted import blocks
 KERNELS = ("_read", "_settle", "_fuse", "_cut", "_race", "_choose")
 # Operations that launch nothing on a device.
 VIEWS = {
-    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "empty", "empty_like",
-    "expand", "lift_fresh", "new_empty", "permute", "reshape", "resolve_conj", "resolve_neg",
-    "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind",
-    "unsqueeze", "view",
+    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "chunk", "detach", "empty",
+    "empty_like", "expand", "lift_fresh", "new_empty", "permute", "reshape", "resolve_conj",
+    "resolve_neg", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose",
+    "unbind", "unsqueeze", "view",
 }  # fmt: skip
 
 
