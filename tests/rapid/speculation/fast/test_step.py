@@ -208,7 +208,9 @@ def test_blocks_of_all_settings_are_judged_in_one_batch(specifying):
     expected = [told(question.by_specification()) for question in questions]
     specifying.clear()
     assert len(together.make_batches(questions)) == 1
-    assert [told(one) for one in answer_together(questions)] == expected
+    answers = answer_together(questions)
+    assert [told(one) for one in answers] == expected
+    assert [one.num_specified for one in answers] == [0] * len(questions)
     assert not specifying
 
 
