@@ -7,8 +7,8 @@
                          request       ───────── Retriever  (chunks, embeddings, Qdrant)
 
 Each box is a deployment with its own pool; plain classes become deployments only in this module.
-With ``drafter: target`` there is no Drafter and the target's engines draft for themselves; with
-``drafter: prompt_lookup`` there is no Retriever either, and the orchestrator drafts.
+With ``drafter: target`` there is no Drafter and the target's engines draft for themselves; where no
+model drafts, as with ``drafter: prompt_lookup``, there is no Retriever either.
 
 Of several models each has an Orchestrator of its own; what they share is one deployment. Metrics
 name the model of a deployment, and the pool instead where models share its engines.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -112,6 +112,8 @@ class SpeculationConfig(Frozen):
 class PromptLookup(Frozen):
     """Drafting without a model, by copying what followed the same tokens earlier in the text."""
 
+    name: ClassVar[Literal["prompt lookup"]] = "prompt lookup"
+
 
 class WindowDrafting(Frozen):
     """Self-drafting by the target on a part of its own KV (MagicDec, arXiv 2408.11049).
@@ -122,12 +124,19 @@ class WindowDrafting(Frozen):
             (arXiv 2502.20330) runs this baseline with 4 sinks and 4096 tokens of KV.
     """
 
+    name: ClassVar[Literal["KV window"]] = "KV window"
     num_sinks: int = Field(4, ge=0)
     window: int = Field(512, ge=1)
 
 
 OwnDrafting = PromptLookup | WindowDrafting
-"""Settings of a drafter that reads nothing but the target's own prompt."""
+"""Settings of a drafter that reads nothing but the target's own prompt.
+
+Nothing is retrieved for it, and eta is 0. Receipts, metrics and refusals call it by its `name`.
+"""
+ServedDrafting = Literal["prompt_lookup"]
+SERVED_DRAFTINGS: dict[ServedDrafting, OwnDrafting] = {"prompt_lookup": PromptLookup()}
+"""Those that servers have, by what their configuration calls them."""
 
 
 class AnsweringConfig(Frozen):

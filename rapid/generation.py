@@ -27,7 +27,6 @@ from rapid.messages import Int32Array, Terms, TokenLogprobs, as_prompt
 from rapid.speculation.statistics import RoundStatistics
 
 Result = TypeVar("Result")
-Drafting = LoadedModel | OwnDrafting
 Reread = Callable[[tuple[int, ...]], Sequence[int]]
 
 
@@ -67,7 +66,7 @@ def load(model: str, **settings: Any) -> LoadedModel:
 
 def generate(
     target: LoadedModel,
-    drafter: Drafting | None,
+    drafter: LoadedModel | OwnDrafting | None,
     input_ids: Sequence[int],
     draft_input_ids: Sequence[int] = (),
     *,
@@ -92,7 +91,7 @@ def generate(
     Args:
         target: The model that reads `input_ids`.
         drafter: The model that reads `draft_input_ids`; may be `target` itself. None decodes
-            plainly. `PromptLookup` and `WindowDrafting` read nothing but `input_ids`.
+            plainly. With settings of `OwnDrafting` nothing is read but `input_ids`.
         input_ids: Token ids of the long context.
         draft_input_ids: Token ids of the retrieved context.
         max_tokens: Longest answer, in tokens.
@@ -152,7 +151,7 @@ def _fill_defaults(
 
 async def _generate(
     target: LoadedModel,
-    drafter: Drafting | None,
+    drafter: LoadedModel | OwnDrafting | None,
     terms: Terms,
     input_ids: Sequence[int],
     draft_input_ids: Sequence[int],

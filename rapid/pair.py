@@ -32,7 +32,7 @@ from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.files import checkpoint_source, read_temperature
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
-from rapid.config import AnsweringConfig, EngineConfig, PromptLookup, SpeculationConfig
+from rapid.config import AnsweringConfig, EngineConfig, OwnDrafting, SpeculationConfig
 from rapid.engines.forward.loading import LoadedModel, check_memory
 from rapid.engines.local_ports import LocalPool, make_engine
 from rapid.engines.parallel.leading import load_replica
@@ -225,7 +225,7 @@ class Pair:
 def open_pair(
     target: str | EngineConfig,
     *,
-    drafter: str | EngineConfig | PromptLookup | None = None,
+    drafter: str | EngineConfig | OwnDrafting | None = None,
     retrieval: RetrievalConfig | None = None,
     speculation: SpeculationConfig | None = None,
     context_tokens: int = 32_768,
@@ -236,7 +236,7 @@ def open_pair(
     Args:
         target: A checkpoint directory, a hub name, ``embedded:target``, or an engine's settings.
         drafter: Likewise. With None the target drafts for itself on the retrieved chunks; with
-            `PromptLookup` nothing is retrieved.
+            settings of `OwnDrafting`, as `PromptLookup`, nothing is retrieved.
         retrieval: How documents are searched; None searches by words, without a download.
         speculation: Defaults for settings that a question leaves out; the paper's rule is a mode.
         context_tokens: Longest prompt plus answer, in tokens, for models given by name; their KV
@@ -250,10 +250,10 @@ def open_pair(
     if speculation is not None and speculation.rule != "exact":
         raise ConfigurationError("speculation.rule is not for all answers: ask with mode 'paper'")
     configs = [_engine_config(target, context_tokens)]
-    looks_up = isinstance(drafter, PromptLookup)
+    own_drafting = drafter if isinstance(drafter, OwnDrafting) else None
     if isinstance(drafter, str | EngineConfig):
         configs.append(_engine_config(drafter, context_tokens))
-    if not looks_up and configs[0].max_leases < 2:  # the target may read what is retrieved
+    if own_drafting is None and configs[0].max_leases < 2:  # the target may read what is retrieved
         configs[0] = configs[0].model_copy(update={"max_leases": 2})
     check_memory(*configs, with_pools=True)
     models = [load_replica(config) for config in configs]
@@ -271,7 +271,7 @@ def open_pair(
                 opening.callback(model.followers.close)
         pools = [_pool(opening, model, vocab_size) for model in models]
         retriever: Retriever | None = None
-        if not looks_up:
+        if own_drafting is None:
             offsets, tokenizer = texts[0].token_offsets, texts[0].fingerprint
             retriever = loop.run(lambda: open_retriever(retrieval, offsets, tokenizer=tokenizer))
             opening.callback(loop.run, retriever.close)
@@ -289,8 +289,8 @@ def open_pair(
             speculation=speculation or SpeculationConfig(),
             pools=Pools(
                 target=pools[0],
-                drafter=None if looks_up else pools[-1],
-                alone=None if looks_up else pools[-1],
+                drafter=own_drafting or pools[-1],
+                alone=pools[-1],
                 max_context={
                     "target": configs[0].max_context or models[0].max_context,
                     "drafter": configs[-1].max_context or models[-1].max_context,

@@ -108,12 +108,8 @@ class EngineLease(Protocol):
         """Free the room reserved for a second lease on the same engine."""
         ...
 
-    def drafter(self, choice: int) -> Drafter[Any]:
-        """Return a drafter for a choice on this lease."""
-        ...
-
-    def window_drafter(self, choice: int, window: WindowDrafting) -> Drafter[Any]:
-        """Return a drafter for a choice that attends to a window of this lease's own KV."""
+    def drafter(self, choice: int, window: WindowDrafting | None = None) -> Drafter[Any]:
+        """Return a drafter for a choice on this lease, which may attend to a window of its KV."""
         ...
 
     def verifier(

@@ -20,6 +20,7 @@ Cause = Literal[  # of a mode; metrics have it as a label, so it never holds a n
     "drafter can answer",
     "drafter cannot answer",
     "prompt lookup",
+    "KV window",
     "nothing to retrieve from",
     "nothing above the floor",
     "nothing fits the budget",

@@ -248,7 +248,7 @@ def _recompute(
     if _needs_drafter(file, explain, choice):
         if receipt.contract == "target" and not explain.drafter_prompt_ids:
             raise CannotReplay(
-                "the drafts came from prompt lookup, and what it drafted is not in the receipt: "
+                "drafts of the target's own text, as by prompt lookup, are not in the receipt: "
                 "ask with a seed, so that the draft does not change the text"
             )
         together = (*alone, models.reader("drafter", explain.drafter_prompt_ids, bias))

@@ -22,7 +22,7 @@ from deployments.orchestrator.ray_services import RayServices
 from deployments.pools.engine_actor import EngineActor
 from rapid.answering.request import RequestRun
 from rapid.checkpoints.text import ChatText
-from rapid.config import EngineConfig
+from rapid.config import SERVED_DRAFTINGS, EngineConfig, ServedDrafting
 from rapid.engines.kv.cache import PagePool
 from rapid.engines.kv.lease_ledger import LeaseLedger
 from rapid.messages import GenerateRequest, GenerationEvent, LeaseRequest, Reading
@@ -249,7 +249,7 @@ class LocalApplication:
     def __init__(
         self,
         *,
-        drafter: Literal["target", "prompt_lookup"] | None = None,
+        drafter: Literal["target", ServedDrafting] | None = None,
         engine: dict[str, Any] | None = None,
         speculation: dict[str, Any] | None = None,
         load: Callable[[EngineConfig], Any] = FakeEngine,
@@ -261,7 +261,7 @@ class LocalApplication:
         settings["target"]["engine"].update(engine or {})
         if drafter:
             settings["drafter"] = drafter
-        if drafter == "prompt_lookup":
+        if drafter in SERVED_DRAFTINGS:
             del settings["retriever"]
         self.config = ServeConfig.model_validate(settings)
         self.target = LocalPool("Target", lambda: load(self.config.target.engine))
@@ -270,8 +270,8 @@ class LocalApplication:
             self.drafter = LocalPool("Drafter", lambda: load(self.config.drafter_pool.engine))
         self.retriever = LocalRetriever()
         text = ChatText.load("embedded:target")
-        looks_up = drafter == "prompt_lookup"
-        handles = None if looks_up else self.drafter, None if looks_up else self.retriever
+        reads = not self.config.own_drafting
+        handles = (self.drafter, self.retriever) if reads else (None, None)
         self._services = RayServices(self.target, *handles, text, text).under(self.config)  # type: ignore[arg-type]
 
     def generate(self, request: GenerateRequest) -> Any:

@@ -47,7 +47,8 @@ def check_config(config: Config = Path("serve_config.yaml")) -> None:
         keys += " in it, and those that it points to"
     answers = []
     for model in checked.served:
-        drafter = model.drafter.settings.engine.model if model.drafter else "prompt lookup"
+        own_drafting = model.config.own_drafting
+        drafter = own_drafting.name if own_drafting else model.config.drafter_pool.engine.model
         target = model.target.settings.engine.model
         answers.append(f"{target} answers as {model.name!r}, {drafter} drafts")
     typer.echo(f"{config} is fine: {'; '.join(answers)}, {keys}")

@@ -21,11 +21,11 @@ from deployments.config.serve_config import (
     ServeConfig,
     ServedModel,
 )
-from rapid.config import Finite, Frozen, SpeculationConfig
+from rapid.config import SERVED_DRAFTINGS, Finite, Frozen, SpeculationConfig
 from rapid.config_errors import validate
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?")
-_NO_POOL = ("target", "prompt_lookup")
+_NO_POOL = ("target", *SERVED_DRAFTINGS)
 
 
 def _check_name(name: str) -> str:
@@ -49,7 +49,7 @@ class ModelConfig(Frozen):
 
     Attributes:
         target: The target's engine and pool, or the name of one of `engine_pools`.
-        drafter: The same of the drafter, or ``target`` or ``prompt_lookup`` as in `ServeConfig`.
+        drafter: The same of the drafter, or a name without a pool as in `ServeConfig`.
         retriever: A retriever of its own; None for the one that the others share.
         speculation: Defaults for the settings that a request leaves out; None for those of all
             models.

@@ -59,7 +59,7 @@ def deployment_plans(config: ApplicationConfig) -> Plans:
             model.orchestrator.settings.pool,
             target.model,
             drafter.model,
-            model.drafter.name if model.drafter else "prompt_lookup",
+            model.drafter.name if model.drafter else model.config.drafter,
             model.name,
             has_affinity=True,
             is_scaled_by_lag=True,

@@ -16,7 +16,16 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from cluster.placement import PoolConfig, RequestPoolConfig
 from deployments.config.api_config import ApiConfig, ModelCard
-from rapid.config import AnsweringConfig, EngineConfig, Finite, Frozen, SpeculationConfig
+from rapid.config import (
+    SERVED_DRAFTINGS,
+    AnsweringConfig,
+    EngineConfig,
+    Finite,
+    Frozen,
+    OwnDrafting,
+    ServedDrafting,
+    SpeculationConfig,
+)
 from retrieval.settings import RetrievalConfig
 
 _ROUNDS_OF_A_TENANT = 2  # of what the targets' pools answer at once: those and as many that wait
@@ -120,7 +129,7 @@ class OrchestratorPoolConfig(AnsweringConfig):
 
 Drafters = Annotated[
     Annotated[EnginePoolConfig, Tag("pool of its own")]
-    | Annotated[Literal["target", "prompt_lookup"], Tag("no pool")],
+    | Annotated[Literal["target", ServedDrafting], Tag("no pool")],
     Discriminator(lambda drafter: "no pool" if isinstance(drafter, str) else "pool of its own"),
 ]
 AnySettings = EnginePoolConfig | RetrieverPoolConfig | OrchestratorPoolConfig | ApiConfig
@@ -160,8 +169,8 @@ class ServedModel:
         config: Its settings, as those of an application without other models.
         section: Where they are under ``args``, as keys; empty for the only model.
         target: The target's engines.
-        drafter: The engines that draft, perhaps the target's; None with prompt lookup.
-        retriever: The retriever; None with prompt lookup.
+        drafter: The engines that draft, perhaps the target's; None if no model drafts.
+        retriever: The retriever; None if no model drafts.
         orchestrator: The orchestrator, which no other model has.
     """
 
@@ -294,9 +303,8 @@ class ServeConfig(ApplicationConfig):
     Attributes:
         target: The target's engine and pool.
         drafter: The drafter's engine and pool. With ``target``, the target's engines draft for
-            themselves, with one copy of the weights and two of their leases a request. With
-            ``prompt_lookup``, no model drafts and nothing is retrieved: the tokens that followed
-            the same words in the prompt are proposed.
+            themselves, with one copy of the weights and two of their leases a request. With a name
+            of `SERVED_DRAFTINGS`, no model drafts and nothing is retrieved.
     """
 
     target: EnginePoolConfig
@@ -306,7 +314,7 @@ class ServeConfig(ApplicationConfig):
     def served(self) -> tuple[ServedModel, ...]:
         """The one model and its deployments."""
         target = AppPart("Target", ("target",), self.target)
-        drafter: AppPart[EnginePoolConfig] | None = target if self.drafts_with_model else None
+        drafter: AppPart[EnginePoolConfig] | None = None if self.own_drafting else target
         if not isinstance(self.drafter, str):
             drafter = AppPart("Drafter", ("drafter",), self.drafter)
         retriever = AppPart("Retriever", ("retriever",), self.retriever) if drafter else None
@@ -319,9 +327,11 @@ class ServeConfig(ApplicationConfig):
         return self.target if isinstance(self.drafter, str) else self.drafter
 
     @property
-    def drafts_with_model(self) -> bool:
-        """Whether a model drafts, which reads what retrieval finds."""
-        return self.drafter != "prompt_lookup"
+    def own_drafting(self) -> OwnDrafting | None:
+        """Settings of the drafter where no model drafts, which reads what retrieval finds."""
+        if isinstance(self.drafter, EnginePoolConfig) or self.drafter == "target":
+            return None
+        return SERVED_DRAFTINGS[self.drafter]
 
     @property
     def is_embedded(self) -> bool:
@@ -339,12 +349,12 @@ class ServeConfig(ApplicationConfig):
 
     @model_validator(mode="after")
     def _only_a_model_reads_what_is_retrieved(self) -> Self:
-        if not self.drafts_with_model and "retriever" in self.model_fields_set:
+        if self.own_drafting and "retriever" in self.model_fields_set:
             raise ValueError(
                 f"drafter: {self.drafter} retrieves nothing: leave retriever out, or give drafter "
                 "an engine"
             )
-        if not self.drafts_with_model and self.orchestrator.answerable_log_odds is not None:
+        if self.own_drafting and self.orchestrator.answerable_log_odds is not None:
             raise ValueError(
                 f"orchestrator.answerable_log_odds asks the drafter, and {self.drafter} cannot "
                 "answer: leave it out, or give drafter an engine"

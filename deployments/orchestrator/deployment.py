@@ -43,8 +43,8 @@ class Orchestrator:
             config: The application's settings; the models stay, the rest changes with
                 `reconfigure`.
             target: The handle of the target's pool.
-            drafter: The handle of the pool that drafts; None with prompt lookup.
-            retriever: The handle of the retriever; None with prompt lookup.
+            drafter: The handle of the pool that drafts; None if no model does.
+            retriever: The handle of the retriever; None if no model drafts.
         """
         log_with_serve()
         texts = [ChatText.load(each.engine.model) for each in (config.target, config.drafter_pool)]

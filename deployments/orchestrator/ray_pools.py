@@ -159,8 +159,10 @@ class RayLease:
         """Tell the engine, without waiting, that no second lease will be opened beside this one."""
         self.held.engine.forgo_companion.remote(self.lease_id)
 
-    def drafter(self, choice: int) -> RayDrafter:
-        """Return the drafter of a choice on this lease."""
+    def drafter(self, choice: int, window: WindowDrafting | None = None) -> RayDrafter:
+        """Return the drafter of a choice on this lease; windows are for in-process runs."""
+        if window is not None:
+            raise NotImplementedError("no server drafts on a window of its KV")
         return RayDrafter(self.held, choice, self._calls() if self._has_small_blocks else None)
 
     @property
@@ -174,10 +176,6 @@ class RayLease:
     def _calls(self) -> SharedCalls | None:
         """Return the calls that are shared with other loops; a block judged here comes alone."""
         return find_shared_calls(self.held.engine) if self._verifiers.site == "target" else None
-
-    def window_drafter(self, choice: int, window: WindowDrafting) -> RayDrafter:
-        """Raise `NotImplementedError`: drafting on a window of the KV is for in-process runs."""
-        raise NotImplementedError("no server drafts on a window of its KV")
 
     def verifier(
         self,

@@ -12,6 +12,7 @@ from deployments.orchestrator.ray_retrieval import RayRetrieval
 from deployments.orchestrator.ray_verifiers import VerifierSettings
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.services import Pools, Services
+from rapid.answering.sources import Drafts
 from rapid.checkpoints.text import ChatText
 from rapid.errors import DrafterUnavailable, TargetUnavailable
 from rapid.estimators import Patience
@@ -38,8 +39,8 @@ class RayServices:
 
         Args:
             target: The handle of the target's pool.
-            drafter: The handle of the pool that drafts; None with prompt lookup.
-            retriever: The handle of the retriever; None with prompt lookup.
+            drafter: The handle of the pool that drafts; None if no model does.
+            retriever: The handle of the retriever; None if no model drafts.
             target_text: The target's tokenizer and chat template.
             drafter_text: The drafter's.
         """
@@ -74,20 +75,16 @@ class RayServices:
         eos_ids = self._texts[0].eos_ids
         verifiers = VerifierSettings(patience, config.orchestrator.acceptance_site, eos_ids)
         target, drafter = config.target.engine, config.drafter_pool.engine
-        queue = self._queue("target", config.target)
-        targets = RayPool(self._target, queue, target.lease_ttl_s, verifiers, TargetUnavailable)
-        drafters = alone = None
-        if self._drafter is not None:
-            ttl_s = drafter.lease_ttl_s
-            if config.drafter != "target":
-                queue = self._queue("drafter", config.drafter_pool)
+        queue, ttl_s = self._queue("target", config.target), target.lease_ttl_s
+        targets = alone = RayPool(self._target, queue, ttl_s, verifiers, TargetUnavailable)
+        drafters: Drafts = config.own_drafting or targets
+        if self._drafter is not None and config.drafter != "target":
+            queue, ttl_s = self._queue("drafter", config.drafter_pool), drafter.lease_ttl_s
             alone = RayPool(self._drafter, queue, ttl_s, verifiers, TargetUnavailable)
             may_rest = config.drafter_pool.pool.min_replicas == 0
             drafters = RayPool(
                 self._drafter, queue, ttl_s, verifiers, DrafterUnavailable, may_rest=may_rest
             )
-        if config.drafter == "target":
-            drafters = targets
         return Pools(
             target=targets,
             drafter=drafters,

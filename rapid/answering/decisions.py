@@ -21,9 +21,9 @@ When a drafter is lost later, the target decodes the rest; ``plain_from`` is the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import assert_never
+from typing import assert_never, get_args
 
-from rapid.config import Contract, Mode
+from rapid.config import Contract, Mode, OwnDrafting
 from rapid.errors import BadRequest, RetrievalUnavailable
 from rapid.receipt import Cause
 
@@ -35,7 +35,6 @@ _SENTENCES: dict[Cause, str] = {
     "evidence too weak": "what retrieval found has too little to do with the question",
     "drafter can answer": "the drafter finds the answer in what was retrieved",
     "drafter cannot answer": "the drafter does not find the answer in what was retrieved",
-    "prompt lookup": "prompt lookup drafts: nothing to fuse with",
     "nothing to retrieve from": "there is nothing to retrieve from",
     "nothing above the floor": "retrieval found nothing above its floor",
     "nothing fits the budget": "no retrieved chunk fits the budget",
@@ -44,6 +43,7 @@ _SENTENCES: dict[Cause, str] = {
     "drafter's prompt too long": "what the drafter would read does not fit",
     "no drafter": "no drafter could be had",
     "drafter lost": "the drafter was lost before the first token",
+    **{own.name: f"{own.name} drafts: nothing to fuse with" for own in get_args(OwnDrafting)},
 }
 SAYS_NOTHING = tuple(
     _SENTENCES[cause]
@@ -172,25 +172,23 @@ def decide_by_reading(log_odds: float, least: float) -> Decision:
     return Decision("fused", "drafter can answer", "fused", is_drafted=True, detail=detail)
 
 
-def decide_lookup(asked: Mode) -> Decision:
-    """Choose the mode of a request whose drafts come from prompt lookup.
+def decide_without_reader(asked: Mode, drafting: OwnDrafting) -> Decision:
+    """Choose the mode of a request to be drafted from nothing but the target's own prompt.
 
     Raises:
         BadRequest: The mode needs a drafter that reads retrieved text.
     """
-    if asked == "plain":
-        return Decision("plain", "asked for", "target", is_drafted=False)
     if asked not in ("auto", "lossless"):
         raise BadRequest(
             f"rapid.mode {asked!r} needs a drafter that reads what retrieval finds, and this "
-            "server drafts by prompt lookup: use 'lossless' or 'plain', or configure `drafter` "
+            f"server drafts by {drafting.name}: use 'lossless' or 'plain', or configure `drafter` "
             "with an engine, or as `target`",
             "rapid.mode",
             "invalid_value",
         )
     if asked == "auto":
-        return Decision("lossless", "prompt lookup", "target", is_drafted=True)
-    detail = ", drafted by prompt lookup"
+        return Decision("lossless", drafting.name, "target", is_drafted=True)
+    detail = f", drafted by {drafting.name}"
     return Decision("lossless", "asked for", "target", is_drafted=True, detail=detail)
 
 

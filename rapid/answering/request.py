@@ -24,7 +24,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from rapid.answering.answers import GrowingAnswer
-from rapid.answering.decisions import Evidence, decide, decide_lookup
+from rapid.answering.decisions import Evidence, decide, decide_without_reader
 from rapid.answering.readings import Readings
 from rapid.answering.receipts import receipt_of
 from rapid.answering.request_leases import Leases
@@ -33,7 +33,7 @@ from rapid.answering.rounds import Rounds, cause_of
 from rapid.answering.run import Run
 from rapid.answering.services import Services
 from rapid.answering.session import Holding, Session
-from rapid.answering.sources import LookupSource
+from rapid.answering.sources import choose
 from rapid.errors import (
     DrafterHangs,
     EngineFailed,
@@ -72,7 +72,7 @@ class RequestRun:
             services.speculation,
             services.pools.max_context,
             services.config.default_max_tokens,
-            looks_up=services.pools.drafter is None,
+            own_drafting=services.pools.own_drafting,
             vocab_size=services.prompts.vocab_size,
         )
         self._run = Run(services, request, plan)
@@ -132,18 +132,17 @@ class RequestRun:
         `begins` is set before retrieval, if the mode needs it first.
         """
         run, readings, asked = self._run, self._readings, self._run.plan.mode
-        if self._run.plan.looks_up:
-            run.decision = decide_lookup(asked)
-            if run.decision.is_drafted:
-                run.source = LookupSource()
-        elif asked == "plain":
+        if asked == "plain":
             run.decision = decide(asked, Evidence(0))
+        elif own_drafting := run.plan.own_drafting:
+            run.decision = decide_without_reader(asked, own_drafting)
+            run.source = choose(own_drafting, run.services.pools.target)
         elif asked == "rag":
             begins.set()
             found = await readings.find()
             await readings.use(found)
             run.decision = decide(asked, found.evidence)
-        if self._run.plan.role == "target":
+        if run.plan.role == "target":
             await readings.render_chat()
 
     def _terms(self) -> Terms:

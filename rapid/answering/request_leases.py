@@ -23,8 +23,9 @@ from rapid.answering.document_keys import affinity_of
 from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.readings import Readings
 from rapid.answering.run import Run
-from rapid.answering.session import DraftNeeds, DraftSource, Holding
+from rapid.answering.session import DraftNeeds, Holding
 from rapid.answering.sources import WitnessedSource, choose
+from rapid.config import OwnDrafting
 from rapid.errors import (
     DrafterUnavailable,
     Overloaded,
@@ -75,11 +76,16 @@ class Leases:
         if run.has_lost_drafter:  # for one answer, and so for all: they share it
             run.lose_drafter("drafter lost", "it was lost for another choice")
         if run.decision is None and self._finding is None:
-            run.source = self._model_source()
+            num_target = len(run.prompts["target"])
+            run.source = choose(
+                self._pools.drafter,
+                self._pools.target,
+                short_tokens=self._prompts.longest_drafter_prompt(self._request, num_target),
+                is_witnessed=session.terms.speculation.is_witnessed,
+            )
             self._finding = session.begin(self._readings.find())
         role = self._plan.role
         pool = self._pools.target if role == "target" else self._pools.alone
-        assert pool is not None
         committed = run.committed
         wait_s = self._config.target_wait_s
         return await session.take(
@@ -203,16 +209,17 @@ class Leases:
             DrafterUnavailable: It cannot be reached, or gave no word in time.
             RapidError: It has no room, or the verifier's engine, which drafts, was lost.
         """
-        pools, session, source = self._pools, self._session, self._run.source
-        assert pools.drafter is not None
+        pool, session, source = self._pools.drafter, self._session, self._run.source
+        assert not isinstance(pool, OwnDrafting)
         assert source is not None
+        is_targets = pool is self._pools.target
         held = await session.take(
-            pools.drafter,
+            pool,
             "drafter",
             await self._prompts.answerable_prompt(self._request, found),
             timeout_s=self._config.drafter_wait_s,
-            beside=verifier if pools.are_shared else None,
-            companion_tokens=source.companion_tokens if pools.are_shared else 0,
+            beside=verifier if is_targets else None,
+            companion_tokens=source.companion_tokens if is_targets else 0,
             terms=terms_of(session.terms),
         )
         limit_s = self._patience.limit_s
@@ -222,7 +229,7 @@ class Leases:
         except TimeoutError:
             raise DrafterUnavailable(f"it gave no word within {limit_s:g} s") from None
         except TargetUnavailable as error:  # said of the engine that decodes
-            if pools.are_shared:
+            if is_targets:
                 raise
             raise DrafterUnavailable(str(error)) from error
         finally:
@@ -234,17 +241,6 @@ class Leases:
         if source is not None and source.companion_tokens:
             verifier.lease.forgo_companion()
         self._run.source = None
-
-    def _model_source(self) -> DraftSource:
-        """Return the source of drafts for a drafter model: its own pool or the target's engine."""
-        assert self._pools.drafter is not None
-        num_target = len(self._run.prompts["target"])
-        return choose(
-            self._pools.drafter,
-            self._pools.target,
-            short_tokens=self._prompts.longest_drafter_prompt(self._request, num_target),
-            is_witnessed=self._session.terms.speculation.is_witnessed,
-        )
 
 
 def _refusal(error: RapidError) -> RapidError:

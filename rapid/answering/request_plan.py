@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from rapid.config import PAPER, Mode, SamplingConfig, SpeculationConfig
+from rapid.config import PAPER, Mode, OwnDrafting, SamplingConfig, SpeculationConfig
 from rapid.errors import BadRequest, PromptTooLong
 from rapid.messages import GenerateRequest
 
@@ -22,13 +22,12 @@ _SEED_BITS = 53  # survives a client that reads JSON numbers as doubles
 MOST_BLOCK_BYTES = 32 * 2**20  # of a round's blocks, which cross processes
 _CANDIDATE_BYTES = 8  # of a candidate in a block: an int32 id and a float32 probability
 
-
 _HINTS: dict[Role, str] = {
     "target": " Shorten it, lower max_tokens, or use `mode: rag`, which reads only what retrieval "
     "finds in attached documents.",
     "drafter": " Lower rapid.retrieval_tokens or max_tokens.",
 }
-_HINT_OF_LOOKUP = " Shorten it or lower max_tokens."
+_HINT_WITHOUT_RETRIEVAL = " Shorten it or lower max_tokens."
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +37,14 @@ class RequestPlan:
     Attributes:
         mode: The mode that the request names.
         role: Role of the engine that answers.
-        looks_up: Whether drafts come from prompt lookup, and nothing is retrieved.
+        own_drafting: Settings of a drafter for which nothing is retrieved; None if models draft.
         max_context: Longest prompt plus answer on an engine of each role, in tokens.
         default_max_tokens: Longest answer, in tokens, where the request names none.
     """
 
     mode: Mode
     role: Role
-    looks_up: bool
+    own_drafting: OwnDrafting | None
     sampling: SamplingConfig
     speculation: SpeculationConfig
     max_context: Mapping[Role, int]
@@ -59,7 +58,7 @@ class RequestPlan:
         max_context: Mapping[Role, int],
         default_max_tokens: int,
         *,
-        looks_up: bool,
+        own_drafting: OwnDrafting | None,
         vocab_size: int,
     ) -> Self:
         """Settle a request, and refuse what can never be answered.
@@ -68,20 +67,20 @@ class RequestPlan:
             BadRequest: The settings cannot be served.
             PromptTooLong: The answer alone would fill the context.
         """
-        check_refresh(request, looks_up=looks_up)
+        check_refresh(request, own_drafting)
         plan = cls(
             request.speculation.mode,
             "drafter" if request.speculation.mode == "rag" else "target",
-            looks_up,
+            own_drafting,
             sampling_of(request),
-            speculation_of(request, defaults, looks_up=looks_up),
+            speculation_of(request, defaults, own_drafting),
             max_context,
             default_max_tokens,
         )
         longest, hint = max_context[plan.role], plan.hint(plan.role)
         check_lengths(request, longest, max_context["drafter"], whose=plan.role, hint=hint)
         check_tokens(plan.sampling, vocab_size)
-        if not looks_up:
+        if own_drafting is None:  # others have one candidate, or stay on the engine
             check_blocks(request, plan.speculation, vocab_size)
         return plan
 
@@ -102,7 +101,7 @@ class RequestPlan:
 
     def hint(self, role: Role) -> str:
         """Return the advice for a prompt that is too long on an engine of this role."""
-        return _HINT_OF_LOOKUP if self.looks_up else _HINTS[role]
+        return _HINT_WITHOUT_RETRIEVAL if self.own_drafting else _HINTS[role]
 
 
 def draw_seed() -> int:
@@ -133,11 +132,11 @@ def check_tokens(sampling: SamplingConfig, vocab_size: int) -> None:
 
 
 def speculation_of(
-    request: GenerateRequest, defaults: SpeculationConfig, *, looks_up: bool = False
+    request: GenerateRequest, defaults: SpeculationConfig, own_drafting: OwnDrafting | None = None
 ) -> SpeculationConfig:
     """Return the speculation settings: the request's, else the configured ones.
 
-    eta is 0 for `lossless`, for prompt lookup and in modes without a drafter. A request with a seed
+    eta is 0 for `lossless`, for `OwnDrafting` and in modes without a drafter. A request with a seed
     should be reproducible, so its coupling is `shared_noise` unless it names another. `paper` has
     fixed settings of its own.
     """
@@ -146,7 +145,7 @@ def speculation_of(
     seeded = "shared_noise" if request.seed is not None and not own else None
     given = {
         "transfer": asked.transfer,
-        "eta": 0.0 if looks_up or asked.mode in ("lossless", "plain", "rag") else asked.eta,
+        "eta": 0.0 if own_drafting or asked.mode in ("lossless", "plain", "rag") else asked.eta,
         "max_draft": asked.max_draft,
         "coupling": asked.coupling or seeded,
         "plausibility": asked.plausibility,
@@ -158,13 +157,13 @@ def speculation_of(
     return SpeculationConfig(**settings)
 
 
-def check_refresh(request: GenerateRequest, *, looks_up: bool) -> None:
+def check_refresh(request: GenerateRequest, own_drafting: OwnDrafting | None) -> None:
     """Raise an error if a request wants to retrieve again where that cannot be done exactly.
 
     Raises:
         BadRequest: The request has several choices, which would each need a prompt of their own;
-            or its mode is `paper`, whose bonus tokens are never drafted; or drafts come from
-            prompt lookup, which retrieves nothing.
+            or its mode is `paper`, whose bonus tokens are never drafted; or nothing is retrieved
+            for the drafter.
     """
     if not request.speculation.refresh:
         return
@@ -173,8 +172,8 @@ def check_refresh(request: GenerateRequest, *, looks_up: bool) -> None:
         why = "goes with one choice: leave out n"
     elif request.speculation.mode == "paper":
         why = "is not part of mode 'paper': leave it out, or use 'fused'"
-    elif looks_up:
-        why = "needs a drafter that reads, and this server drafts by prompt lookup: leave it out"
+    elif own_drafting:
+        why = f"needs a drafter that reads; this server drafts by {own_drafting.name}: leave it out"
     if why:
         raise BadRequest(f"rapid.refresh {why}", "rapid.refresh", "invalid_value")
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.session import Role
-from rapid.config import AnsweringConfig, SpeculationConfig
+from rapid.answering.sources import Drafts
+from rapid.config import AnsweringConfig, OwnDrafting, SpeculationConfig
 from rapid.estimators import Patience
 from rapid.ports import EnginePool
 from rapid.speculation.pace.round_costs import RoundCosts
@@ -18,22 +19,22 @@ class Pools:
 
     Attributes:
         target: Engines that read the full chat.
-        drafter: Engines that draft. It is `target` where the target drafts for itself, and None
-            where drafts come from prompt lookup and nothing is retrieved.
+        drafter: Engines that draft, `target` where the target drafts for itself; or the settings of
+            a drafter without engines, for which nothing is retrieved.
         alone: Engines that answer in `rag`: the drafter's, but a loss of theirs counts as a loss of
-            the target, because no other model can continue the answer.
+            the target, because no other model can continue the answer. The target's if it has none.
         max_context: Longest prompt plus answer on an engine of each role, in tokens.
     """
 
     target: EnginePool
-    drafter: EnginePool | None
-    alone: EnginePool | None
+    drafter: Drafts
+    alone: EnginePool
     max_context: dict[Role, int]
 
     @property
-    def are_shared(self) -> bool:
-        """Whether the target drafts for itself, on the same engines."""
-        return self.drafter is self.target
+    def own_drafting(self) -> OwnDrafting | None:
+        """Settings of the drafter if it has no engines."""
+        return self.drafter if isinstance(self.drafter, OwnDrafting) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,7 @@ class WindowSource(DraftSource):
     @override
     def drafter(self, choice: int, committed: Sequence[int] = ()) -> Drafter[Any]:
         assert self._verifier is not None
-        return self._verifier.lease.window_drafter(choice, self._window)
+        return self._verifier.lease.drafter(choice, self._window)
 
 
 def choose(
@@ -188,7 +188,7 @@ def choose(
     """Return the source of a request's drafts.
 
     Args:
-        drafts: Pool of the drafter model, or the settings of a drafter that is none.
+        drafts: Pool of the drafter model, or the settings of another drafter.
         target: Pool of the verifier.
         short_tokens: Approximate length, in tokens, of what a drafter model reads.
         is_witnessed: Whether the target reads it as well, beside a drafter model.

@@ -71,12 +71,8 @@ class LocalLease:
         """Give back the room kept for a companion; see `Engine.forgo_companion`."""
         self.engine.forgo_companion(self.lease_id)
 
-    def drafter(self, choice: int) -> EngineDrafter:
-        """Return a drafter of one choice on this lease."""
-        return EngineDrafter(self.engine, self.lease_id, choice)
-
-    def window_drafter(self, choice: int, window: WindowDrafting) -> EngineDrafter:
-        """Return a drafter of one choice on a part of this lease's own KV."""
+    def drafter(self, choice: int, window: WindowDrafting | None = None) -> EngineDrafter:
+        """Return a drafter of one choice on this lease, or on a part of its KV."""
         return EngineDrafter(self.engine, self.lease_id, choice, window)
 
     def verifier(

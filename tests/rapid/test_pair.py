@@ -180,7 +180,11 @@ def test_a_document_that_leaves_no_room_for_what_is_retrieved_is_refused_with_nu
         assert receipt.reason.startswith("what the drafter would read does not fit")
 
 
-@pytest.mark.parametrize("drafter", [None, rapid.PromptLookup()], ids=["target", "lookup"])
+@pytest.mark.parametrize(
+    "drafter",
+    [None, rapid.PromptLookup(), rapid.WindowDrafting(window=64)],
+    ids=["target", "lookup", "window"],
+)
 def test_a_target_drafts_for_itself_or_looks_up_and_loses_no_token(pair, drafter):
     asked = {"documents": [FACTS], "temperature": 0, "max_tokens": 16, "mode": "lossless"}
     with rapid.open("embedded:target", drafter=drafter) as alone:

@@ -102,7 +102,6 @@ async def test_pools_that_are_one_have_one_line() -> None:
     settings["target"]["pool"] |= {"max_queued_requests": 1}
     shared = RayServices(target, target, FullPool(1), text, text)  # type: ignore[arg-type]
     pools = shared.under(ServeConfig.model_validate(settings)).pools
-    assert pools.alone is not None
     done = asyncio.Event()
     waiting = await crowd(pools.target, 6, done)
     with pytest.raises(Overloaded):

@@ -77,16 +77,21 @@ class Specification:
             return self._drafter((await prompts.drafter_prompt(request)).prompt_ids.tolist())
         return ReferenceReader("target", (await prompts.target_prompt(request, 1024)).tolist())
 
+    @property
+    def _drafts_itself(self) -> bool:
+        pools = self._services.pools
+        return pools.drafter is pools.target
+
     def _drafter(self, prompt_ids: list[int]) -> ReferenceReader:
-        name = "target" if self._services.pools.are_shared else "drafter"
+        name = "target" if self._drafts_itself else "drafter"
         return ReferenceReader(name, prompt_ids)
 
     async def _readers(self, answer: str) -> Readers:
         """Target, drafter and witness; the last two read what is found for the answer so far."""
-        prompts, pools = self._services.prompts, self._services.pools
+        prompts = self._services.prompts
         found = await prompts.drafter_prompt(self._request, answer)
         readers: Readers = [await self._answering(), self._drafter(found.prompt_ids.tolist())]
-        if self._receipt.transfer == "adaptive" and self._receipt.eta and not pools.are_shared:
+        if self._receipt.transfer == "adaptive" and self._receipt.eta and not self._drafts_itself:
             witness_ids = await prompts.witness_prompt(self._request, found)
             readers.append(ReferenceReader("target", witness_ids.tolist()))
         return readers

@@ -175,13 +175,8 @@ class Walk:
         if self._place == "in process":
             pools = [LocalPool(each.engine.actor._engine) for each in (app.target, app.drafter)]
             target, other = pools[0], pools[0] if drafter == "target" else pools[1]
-            looks_up = drafter == "prompt_lookup"
-            pools_here = Pools(
-                target,
-                None if looks_up else other,
-                None if looks_up else other,
-                app._services.pools.max_context,
-            )
+            drafts = app._services.pools.own_drafting or other
+            pools_here = Pools(target, drafts, other, app._services.pools.max_context)
             self._services = replace(app._services, pools=pools_here)
         self._drafter = drafter
 

@@ -129,7 +129,7 @@ class Application:
             SpeculationConfig(),
             LENGTHS,
             64,
-            looks_up=False,
+            own_drafting=None,
             vocab_size=self.prompts.vocab_size,
         )
         readings = Readings(Run(Shared(self.prompts), ask, plan))  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from rapid.answering.decisions import (
     Evidence,
     decide,
     decide_by_reading,
-    decide_lookup,
+    decide_without_reader,
     without_drafter,
 )
 from rapid.answering.request_plan import (
@@ -25,11 +25,12 @@ from rapid.answering.request_plan import (
     sampling_of,
     speculation_of,
 )
-from rapid.config import Mode, SpeculationConfig
+from rapid.config import Mode, OwnDrafting, SpeculationConfig
 from rapid.errors import BadRequest, PromptTooLong, RetrievalUnavailable
 from rapid.messages import GenerateRequest, Message, SpeculationRequest
 from rapid.receipt import Cause
 
+OWN: list[OwnDrafting] = [kind() for kind in get_args(OwnDrafting)]
 FOUND = Evidence(3)
 WEAK = Evidence(3, is_enough=False)
 NOTHING = Evidence(0, "nothing above the floor")
@@ -100,21 +101,21 @@ def test_a_mode_that_is_asked_for_says_if_the_documents_are_about_something_else
     assert not any(each in decide(asked, FOUND).reason for each in SAYS_NOTHING)
 
 
-@pytest.mark.parametrize(
-    ("asked", "mode"), [("auto", "lossless"), ("lossless", "lossless"), ("plain", "plain")]
-)
-def test_prompt_lookup_samples_the_target_in_every_mode(asked: Mode, mode: Mode) -> None:
-    decision = decide_lookup(asked)
-    assert (decision.mode, decision.contract) == (mode, "target")
-    assert decision.is_drafted == (mode != "plain")
+@pytest.mark.parametrize("drafting", OWN)
+@pytest.mark.parametrize("asked", ["auto", "lossless"])
+def test_own_drafting_samples_the_target_in_every_mode(asked: Mode, drafting: OwnDrafting) -> None:
+    decision = decide_without_reader(asked, drafting)
+    assert (decision.mode, decision.contract, decision.is_drafted) == ("lossless", "target", True)
+    assert drafting.name in decision.reason
     defaults = SpeculationConfig(eta=3.0)
-    assert speculation_of(request(mode=asked, eta=5.0), defaults, looks_up=True).eta == 0.0
+    assert speculation_of(request(mode=asked, eta=5.0), defaults, drafting).eta == 0.0
 
 
+@pytest.mark.parametrize("drafting", OWN)
 @pytest.mark.parametrize("asked", ["fused", "paper", "rag"])
-def test_prompt_lookup_cannot_do_what_needs_a_reader(asked: Mode) -> None:
-    with pytest.raises(BadRequest, match="this server drafts by prompt lookup"):
-        decide_lookup(asked)
+def test_own_drafting_cannot_do_what_needs_a_reader(asked: Mode, drafting: OwnDrafting) -> None:
+    with pytest.raises(BadRequest, match=f"this server drafts by {drafting.name}: use"):
+        decide_without_reader(asked, drafting)
 
 
 def test_without_a_drafter_the_target_goes_on_and_says_why() -> None:
@@ -132,7 +133,7 @@ def decisions(number: int) -> Iterator[Decision]:
         with suppress(RetrievalUnavailable, BadRequest):
             yield decide(asked, evidence)
         yield decide_by_reading(draw.gauss(0.0, 5.0), least=draw.gauss(0.0, 1.0))
-        yield decide_lookup(draw.choice(("auto", "lossless", "plain")))
+        yield decide_without_reader(draw.choice(("auto", "lossless")), draw.choice(OWN))
         yield without_drafter(cause)
 
 
