@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from deployments.api.backend.continuing import Cursor
-from deployments.api.gate.limits import Limits
+from deployments.config.api_config import ApiConfig
 from rapid.messages import GenerateRequest, GenerationEvent
 from rapid.ports import Clock
 
@@ -16,17 +16,6 @@ Events = AsyncIterator[GenerationEvent | None]
 
 class Question(Protocol):
     """The parsed body of a request."""
-
-    @property
-    def model(self) -> str:
-        """The name of the model that is asked."""
-        ...
-
-    def as_generate_request(
-        self, request_id: str, tenant: str, default_temperature: float | None
-    ) -> GenerateRequest:
-        """Return the request that an orchestrator runs."""
-        ...
 
     def field_of(self, param: str | None) -> str | None:
         """Return the caller's name for a field of the `GenerateRequest`."""
@@ -67,11 +56,14 @@ class Dialect(Protocol):
     @property
     def media_types(self) -> Sequence[str]: ...
 
-    async def parse(self, body: bytes, limits: Limits) -> Question:
-        """Return the question.
+    async def parse(
+        self, body: bytes, config: ApiConfig, request_id: str, tenant: str
+    ) -> tuple[Question, GenerateRequest]:
+        """Return the question, and the request that an orchestrator runs.
 
         Raises:
-            BadRequest: The body is none of this dialect.
+            BadRequest: The body is none of this dialect, or beyond the limits of `config`, or names
+                a model that `config` has not.
         """
         ...
 

@@ -30,11 +30,10 @@ from deployments.api.backend.continuing import Cursor, continue_events
 from deployments.api.backend.service import GenerationService
 from deployments.api.chat.chat_dialect import ChatDialect
 from deployments.api.chat.wire import Json, model_card
-from deployments.api.dialect import Dialect, Events, Question
+from deployments.api.dialect import Dialect, Question
 from deployments.api.gate.admission import Admission
 from deployments.api.gate.authentication import Authentication, Identify
 from deployments.api.gate.key_file import KeyFile
-from deployments.api.gate.limits import Limits
 from deployments.api.gate.shares import Shares
 from deployments.api.http.access_log import AccessLog
 from deployments.api.http.bodies import Bodies, BodyPace
@@ -49,9 +48,7 @@ from rapid.errors import (
     Overloaded,
     TargetUnavailable,
     Unauthorized,
-    UnknownModel,
 )
-from rapid.messages import Finished, GenerationEvent
 from rapid.ports import Clock
 
 if TYPE_CHECKING:  # which loads Ray
@@ -119,9 +116,6 @@ class Ingress:
         self._key_file = key_file
         self._tenants = Tenants(keys if config.has_keys else None)
         self._config = config
-        self._limits = Limits(
-            config.max_choices, config.max_messages, config.max_documents, config.max_characters
-        )
         self._admission.limit(
             config.max_requests,
             config.max_requests_per_tenant or config.max_requests,
@@ -143,6 +137,7 @@ class Ingress:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection; its response has the request's id and the time that it took."""
         began = self._clock()
+        self._take_new_keys()
 
         async def tag_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -167,7 +162,7 @@ class Ingress:
         errors |= dict.fromkeys((ClientDisconnect, ClientLeft), _note_leaving)
         middleware = [
             Middleware(ExceptionMiddleware, handlers=errors),
-            Middleware(Authentication, self._tenants_now, identify),
+            Middleware(Authentication, lambda: self._tenants, identify),
         ]
         return Route(path, handler, methods=[method], middleware=middleware)
 
@@ -183,14 +178,13 @@ class Ingress:
         await self._leave_unread(request, getattr(request.state, "caller", None), response)
         return response
 
-    def _tenants_now(self) -> Tenants:
-        """Return the keys in force, those of a file that has changed among them."""
+    def _take_new_keys(self) -> None:
+        """Take the keys of a file that has changed."""
         if self._key_file.has_changed():
             try:
                 self.configure(self._config)
             except ConfigurationError as error:
                 _log.error("new keys are refused, those in force stay: %s", error)
-        return self._tenants
 
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
         request_id = _request_id(request)
@@ -198,25 +192,18 @@ class Ingress:
         async with AsyncExitStack() as stack:
             only = next(iter(self._cards)) if len(self._cards) == 1 else None
             record = stack.enter_context(self._access.request(request_id, tenant, only))
-            async with self._bodies.body(request, tenant, dialect.media_types) as body:
-                with record.admission():
-                    ticket = await stack.enter_async_context(self._admission.place(tenant))
-            asked = await dialect.parse(body, self._limits)
-            self._check_model(asked.model)
-            record.model = asked.model
-            default = self._config.cards[asked.model].default_temperature
-            sent = asked.as_generate_request(request_id, tenant, default)
+            body = await self._bodies.admit(request, dialect.media_types, record, stack)
+            asked, sent = await dialect.parse(body, self._config, request_id, tenant)
+            record.model = sent.model
             event_id = request.headers.get("last-event-id")
             cursor = Cursor.of_event(event_id, sent) if event_id else Cursor.first(sent)
-            following = record.follow(
-                continue_events(self._service, cursor.as_asked(sent), cursor.marks), ticket
-            )
-            fingerprint = _fingerprint(asked.model)
+            answer = partial(continue_events, self._service, sent, cursor)
+            feed = EventFeed(answer, request.receive, record.note, partial(self._explain, asked))
+            await stack.enter_async_context(feed)
+            events = await feed.begin(self._config.heartbeat_s)
+            fingerprint = _fingerprint(sent.model)
             reply = dialect.reply(asked, cursor, fingerprint, record.began, self._clock)
             _log.info("request %s is answered as %s", request_id, reply.id)
-            feed = await stack.enter_async_context(EventFeed(following, request.receive))
-            first = await self._next(feed, asked)  # until which a refusal is a status
-            events = self._events(first, feed, asked)
             if not sent.is_streamed:
                 return JSONResponse(await reply.render_whole(events))
 
@@ -228,38 +215,20 @@ class Ingress:
                 reply.render(events), reply.media_type, stack.pop_all(), request_id, render_error
             )
 
-    async def _events(
-        self, event: GenerationEvent | None, feed: EventFeed, asked: Question
-    ) -> Events:
-        """Yield `event`, the first one, and those that follow, to the receipt."""
-        yield event
-        while not isinstance(event, Finished):
-            event = await self._next(feed, asked, self._config.heartbeat_s)
-            yield event
-
-    async def _next(
-        self, feed: EventFeed, asked: Question, patience_s: float | None = None
-    ) -> GenerationEvent | None:
-        """Return the next event, or None when none comes within `patience_s` seconds.
-
-        A refusal names the caller's own field, and without a measured time to retry it gets one.
-        """
-        try:
-            return await feed.next(patience_s)
-        except BadRequest as error:
+    def _explain(self, asked: Question, error: Exception) -> Exception:
+        """Return a refusal with the caller's own field, and a time to retry where it has none."""
+        if isinstance(error, BadRequest):
             error.param = asked.field_of(error.param)
-            raise
-        except Overloaded as error:
-            if error.retry_after_s is None:
-                raise type(error)(str(error), self._admission.next_place_s()) from error
-            raise
+        elif isinstance(error, Overloaded) and error.retry_after_s is None:
+            return type(error)(str(error), self._admission.next_place_s())
+        return error
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [*self._cards.values()]})
 
     async def _model(self, request: Request) -> Response:
         model = request.path_params["model"]
-        self._check_model(model)
+        self._config.card_of(model)  # which refuses a name that is none
         return JSONResponse(self._cards[model])
 
     async def _ready(self, request: Request) -> Response:
@@ -290,11 +259,6 @@ class Ingress:
         """Close the connection after a refusal whose body has not ended within a second."""
         if not await self._bodies.drain(request, who):
             response.headers["connection"] = "close"
-
-    def _check_model(self, model: str) -> None:
-        if model not in self._cards:
-            known = ", ".join(map(repr, self._cards))
-            raise UnknownModel(f"The model {model!r} does not exist: this server has {known}.")
 
 
 async def _health(request: Request) -> Response:

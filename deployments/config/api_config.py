@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from cluster.placement import RequestPoolConfig
 from rapid.config import Finite, Frozen
-from rapid.errors import ConfigurationError
+from rapid.errors import ConfigurationError, UnknownModel
 
 _SHARE_OF_CHATS = 0.75  # of what an ingress replica takes at once
 _SHARE_OF_SLOW_BODIES = 0.125  # of these chats, for one tenant
@@ -128,6 +128,17 @@ class ApiConfig(Frozen):
         temperature, length = self.default_temperature, self.max_model_len
         only = ModelCard(default_temperature=temperature, max_model_len=length)
         return self.models or {self.model: only}
+
+    def card_of(self, model: str) -> ModelCard:
+        """Return the card of a model.
+
+        Raises:
+            UnknownModel: Requests may not name it.
+        """
+        if model in self.cards:
+            return self.cards[model]
+        known = ", ".join(map(repr, self.cards))
+        raise UnknownModel(f"The model {model!r} does not exist: this server has {known}.")
 
     @property
     def max_requests(self) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
+from rapid.answering.decisions import Decision, Evidence, decide, decide_without_reader
 from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.run import Run
+from rapid.answering.sources import WitnessedSource, choose
 from rapid.errors import PromptTooLong
 from rapid.messages import Reading
 from rapid.tracing import span
@@ -23,6 +25,23 @@ class Readings:
         self._run = run
         self._request, self._prompts = run.request, run.services.prompts
         self._news: Reading | None = None
+
+    async def read(self, begins: asyncio.Event) -> None:
+        """Build the prompt of the model that answers, and resolve the mode where that needs it.
+
+        `begins` is set before retrieval, if the mode needs it first.
+        """
+        run, asked = self._run, self._run.plan.mode
+        if asked == "plain":
+            run.decision = decide(asked, Evidence(0))
+        elif own_drafting := run.plan.own_drafting:
+            run.decision = decide_without_reader(asked, own_drafting)
+            run.source = choose(own_drafting, run.services.pools.target)
+        elif asked == "rag":
+            begins.set()
+            run.decision, _ = await self.resolve()
+        if run.plan.role == "target":
+            await self.render_chat()
 
     async def render_chat(self) -> None:
         """Render the whole chat as the target's prompt.
@@ -52,34 +71,56 @@ class Readings:
         self._run.retrieval_ms += 1e3 * (time.monotonic() - began)
         return found
 
+    async def resolve(self) -> tuple[Decision, DrafterPrompt]:
+        """Retrieve, choose the mode by what was found, and use that if the mode needs it.
+
+        Errors are those of `decide` and `use`.
+        """
+        found, run = await self.find(), self._run
+        decision = decide(run.plan.mode, found.evidence)
+        if decision.is_drafted or run.plan.role == "drafter":
+            await self.use(found, has_witness=isinstance(run.source, WitnessedSource))
+        return decision, found
+
     def _note(self, news: Reading) -> None:
         self._news = news
 
-    async def say_until(
-        self, done: asyncio.Task[Any], begins: asyncio.Event
+    async def say_during(
+        self, work: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
     ) -> AsyncGenerator[Reading]:
-        """Yield how far retrieval is, until a task that waits for it is done, and end the task.
+        """Yield how far retrieval is, until work that waits for it is done; closing this ends it.
 
         What is said begins the response, after which a refusal has no status any more.
 
         Args:
-            done: The task.
-            begins: Is set when the task waits for nothing any more that may refuse the request
+            work: Sets its argument when it waits for nothing any more that may refuse the request
                 before retrieval is done.
+
+        Raises:
+            Exception: What the work raised.
         """
+        begins = asyncio.Event()
+        doing = asyncio.create_task(work(begins))
         try:
-            while not (await asyncio.wait({done}, timeout=_SAY_S))[0]:
+            while not (await asyncio.wait({doing}, timeout=_SAY_S))[0]:
                 if self._request.is_streamed and begins.is_set() and self._news is not None:
                     news, self._news = self._news, None
                     yield news
         finally:
-            done.cancel()
-            await asyncio.wait({done})
+            doing.cancel()
+            await asyncio.wait({doing})
+        doing.result()
 
     async def use(self, found: DrafterPrompt, *, has_witness: bool = False) -> None:
-        """Make what was found the prompt of the drafter and, if there is one, of the witness."""
-        self._run.prompts["drafter"] = found.prompt_ids
-        self._run.chunks = found.chunks
+        """Make what was found the prompt of the drafter and, if there is one, of the witness.
+
+        Raises:
+            PromptTooLong: The drafter is to draft, and its context is too short for the answer.
+        """
+        run = self._run
+        if run.plan.role == "target":
+            run.plan.fit("drafter", len(found.prompt_ids), run.session.terms.max_tokens)
+        run.prompts["drafter"] = found.prompt_ids
+        run.chunks = found.chunks
         if has_witness:
-            witness_ids = await self._prompts.witness_prompt(self._request, found)
-            self._run.prompts["witness"] = witness_ids
+            run.prompts["witness"] = await self._prompts.witness_prompt(self._request, found)

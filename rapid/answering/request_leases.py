@@ -18,33 +18,41 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from rapid.answering.answerable import read_log_odds, terms_of
-from rapid.answering.decisions import FUSING, Decision, decide, decide_by_reading, without_drafter
+from rapid.answering.decisions import FUSING, Decision, decide_by_reading, without_drafter
 from rapid.answering.document_keys import affinity_of
 from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.readings import Readings
 from rapid.answering.run import Run
 from rapid.answering.session import DraftNeeds, Holding
-from rapid.answering.sources import WitnessedSource, choose
+from rapid.answering.sources import choose
 from rapid.config import OwnDrafting
 from rapid.errors import (
     DrafterUnavailable,
+    EngineFailed,
+    LeaseNotFound,
     Overloaded,
     PromptTooLong,
     RapidError,
     TargetUnavailable,
 )
-from rapid.receipt import Cause
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
 _LOOK_EVERY_S = 2.0  # between two looks at the target while the drafter's lease waits
+LOSSES = (TargetUnavailable, EngineFailed, LeaseNotFound)  # of the verifier's lease or engine
 _BEGUN_WAIT_S = 600.0  # of an answer that has begun, for another target: its model may be loading
 
 
 class Leases:
-    """Taking of the leases of one request, on which its answers are generated."""
+    """Taking of the leases of one request, on which its answers are generated.
+
+    Attributes:
+        verifier: The lease that judges, once it is taken.
+    """
+
+    verifier: Holding
 
     def __init__(self, run: Run, readings: Readings) -> None:
         """Store the run, whose session is open and whose prompt of the model that answers is there.
@@ -58,7 +66,25 @@ class Leases:
         self._patience, self._prompts = services.patience, services.prompts
         self._request, self._plan = run.request, run.plan
         self._run, self._session, self._readings = run, run.session, readings
-        self._finding: asyncio.Task[DrafterPrompt] | None = None
+        self._finding: asyncio.Task[tuple[Decision, DrafterPrompt]] | None = None
+
+    async def take(self, has_room: asyncio.Event) -> None:
+        """Take the leases; a target that is lost before the drafter's is held is replaced.
+
+        `has_room` is set when the target's lease is held, and retrieval is waited for.
+
+        Raises:
+            RapidError: As for `take_verifier` and `take_drafter`, or too many targets were lost.
+        """
+        while True:
+            self.verifier = await self.take_verifier()
+            has_room.set()
+            try:
+                await self.take_drafter(self.verifier)
+                return
+            except LOSSES as error:
+                self._run.lose_target(error)
+            await self._session.release_all()
 
     async def take_verifier(self) -> Holding:
         """Take the lease of the model that answers, with the tokens committed so far.
@@ -83,7 +109,7 @@ class Leases:
                 short_tokens=self._prompts.longest_drafter_prompt(self._request, num_target),
                 is_witnessed=session.terms.speculation.is_witnessed,
             )
-            self._finding = session.begin(self._readings.find())
+            self._finding = session.begin(self._readings.resolve())
         role = self._plan.role
         pool = self._pools.target if role == "target" else self._pools.alone
         committed = run.committed
@@ -113,8 +139,7 @@ class Leases:
         """
         run = self._run
         if run.decision is None:
-            assert self._finding is not None
-            run.decision = await self._decide(verifier, await self._finding)
+            run.decision = await self._decide(verifier)
             if not run.decision.is_drafted:
                 self._forgo_drafter(verifier)
         elif run.source is not None:
@@ -166,39 +191,33 @@ class Leases:
             await verifier.check()
             raise _refusal(error) from None
 
-    async def _decide(self, verifier: Holding, found: DrafterPrompt) -> Decision:
+    async def _decide(self, verifier: Holding) -> Decision:
         """Resolve the mode, with the drafter's lease if it drafts; fall back to `plain` or refuse.
 
         Raises:
             RapidError: As for `take_drafter`.
         """
-        decision = decide(self._plan.mode, found.evidence)
-        if not decision.is_drafted:
-            return decision
-        has_witness = isinstance(self._run.source, WitnessedSource)
+        assert self._finding is not None
+        least = self._config.answerable_log_odds
         try:
-            self._plan.fit("drafter", len(found.prompt_ids), self._session.terms.max_tokens)
-            least = self._config.answerable_log_odds
-            if self._plan.mode == "auto" and least is not None:
+            decision, found = await self._finding
+            if decision.is_drafted and self._plan.mode == "auto" and least is not None:
                 log_odds = await self._await_beside(verifier, self._answerable(verifier, found))
                 decision = decide_by_reading(log_odds, least)
-                if not decision.is_drafted:
-                    return decision
-            await self._readings.use(found, has_witness=has_witness)
-            await self.hold_drafter(verifier)
+            if decision.is_drafted:
+                await self.hold_drafter(verifier)
         except PromptTooLong:
             if self._plan.mode in FUSING:
                 raise
-            cause: Cause = "drafter's prompt too long"
+            decision = without_drafter("drafter's prompt too long")
         except (DrafterUnavailable, Overloaded) as error:
             if self._plan.mode in FUSING:
                 raise
             logger.info("request %s: %s", self._request.request_id, error)
-            cause = "no drafter"
-        else:
-            return decision
-        self._run.drop_drafter()
-        return without_drafter(cause)
+            decision = without_drafter("no drafter")
+        if not decision.is_drafted:
+            self._run.drop_drafter()
+        return decision
 
     async def _answerable(self, verifier: Holding, found: DrafterPrompt) -> float:
         """Ask the drafter whether what was found answers the question; return its log odds.

@@ -12,7 +12,7 @@ from rapid.answering.answers import GrowingAnswer, merge_answers
 from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.readings import Readings
 from rapid.answering.request_leases import Leases
-from rapid.answering.run import Run
+from rapid.answering.run import Run, cause_of
 from rapid.answering.session import DraftSource, Holding
 from rapid.answering.sources import PoolSource, Rereading, WitnessedSource
 from rapid.errors import DrafterHangs, DrafterUnavailable, RapidError, TargetUnavailable
@@ -176,7 +176,6 @@ class Rounds:
         run = self._run
         before = run.chunks, dict(run.prompts)
         try:
-            self._run.plan.fit("drafter", len(found.prompt_ids), self._session.terms.max_tokens)
             await self._readings.use(found, has_witness=isinstance(source, WitnessedSource))
             await self._leases.hold_drafter(verifier)
             await self._read(source)
@@ -235,11 +234,3 @@ class Rounds:
         if run.source is not None and growing <= self._resting:
             self._session.begin(run.source.release())
             run.source = None
-
-
-def cause_of(error: BaseException) -> str:
-    """Return an error's sentence for a log line, with what an engine of this process has raised.
-
-    The errors of remote engines come without their cause, which is in the engine's own log.
-    """
-    return f"{error} ({error.__cause__!r})" if error.__cause__ else str(error)

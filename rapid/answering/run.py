@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from rapid.answering.answers import GrowingAnswer
@@ -9,10 +10,15 @@ from rapid.answering.decisions import FUSING, Decision, without_drafter
 from rapid.answering.request_plan import RequestPlan
 from rapid.answering.services import Services
 from rapid.answering.session import DraftSource, Role, Session
-from rapid.errors import DrafterUnavailable
-from rapid.messages import GenerateRequest, Int32Array, PrefillReceipt
+from rapid.errors import DrafterUnavailable, RapidError, TargetHangs
+from rapid.messages import GenerateRequest, Int32Array, PrefillReceipt, Terms
 from rapid.ports import Passage
 from rapid.receipt import Failover
+
+logger = logging.getLogger(__name__)
+
+_MAX_FAILOVERS = 2  # targets that a request may lose; the next loss fails it
+_TARGETS_FAILOVERS: tuple[Failover, ...] = ("target lost", "target hung")
 
 
 @dataclass(slots=True)
@@ -86,6 +92,44 @@ class Run:
             return without_drafter("drafter lost", at_start=False)
         return self.decision
 
+    def open_session(self) -> Session:
+        """Begin the answers, and return the session of their leases.
+
+        Raises:
+            PromptTooLong: The prompt with its answer does not fit the context.
+        """
+        request, plan = self.request, self.plan
+        num_prompt = len(self.prompts[plan.role])
+        terms = Terms(
+            request.tenant,
+            plan.sampling,
+            plan.speculation,
+            plan.fit(plan.role, num_prompt, request.max_tokens),
+            request.num_choices,
+            request.num_logprobs,
+            request.cache_salt,
+            request.is_streamed,
+            request.request_id,
+        )
+        text = self.services.prompts.target
+        self.answers = [
+            GrowingAnswer(choice, text, request.stop, terms.max_tokens)
+            for choice in range(request.num_choices)
+        ]
+        self.session = Session(terms)
+        return self.session
+
+    def lose_target(self, error: RapidError) -> None:
+        """Note that the target is lost, and why; raise `error` if it was not the first ones."""
+        if sum(how in _TARGETS_FAILOVERS for how in self.failovers) == _MAX_FAILOVERS:
+            raise error
+        self.failovers.append("target hung" if isinstance(error, TargetHangs) else "target lost")
+        self.log_new_leases(error)
+
+    def log_new_leases(self, error: RapidError) -> None:
+        """Log why the answer goes on with new leases."""
+        logger.warning("request %s: new leases: %s", self.request.request_id, cause_of(error))
+
     def drop_drafter(self) -> None:
         """Remove what drafter and witness would have read, because no drafter is available."""
         self.prompts.pop("drafter", None)
@@ -120,3 +164,11 @@ class Run:
         if not self.has_lost_drafter:
             self.failovers.append(how)
         answer.statistics.lose_drafter(how)
+
+
+def cause_of(error: BaseException) -> str:
+    """Return an error's sentence for a log line, with what an engine of this process has raised.
+
+    The errors of remote engines come without their cause, which is in the engine's own log.
+    """
+    return f"{error} ({error.__cause__!r})" if error.__cause__ else str(error)

@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from datetime import date
 from typing import Any
 
+from deployments.api.backend.service import GenerationService, Running, Tell, begin
 from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started, TextDelta, TokenText
 from rapid.receipt import ChoiceStatistics, ChunkUsed, Explanation, Receipt
 
 Step = GenerationEvent | BaseException | float | asyncio.Event
 
 
-class ScriptedOrchestrator:
+class Generator(ABC):
+    """A service whose answers are the events that `generate` yields."""
+
+    @abstractmethod
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]: ...
+
+    async def begin(self, request: GenerateRequest, tell: Tell) -> Running:
+        return await begin(self.generate(request), tell)
+
+    async def ready(self) -> dict[str, Any]:
+        return {"ready": True}
+
+
+async def events_of(service: GenerationService, request: GenerateRequest) -> list[GenerationEvent]:
+    """All events of an answer, and what is told before it begins."""
+    events: list[GenerationEvent] = []
+    running = await service.begin(request, events.append)
+    return [*events, running.started, *[event async for event in running.rest]]
+
+
+class ScriptedOrchestrator(Generator):
     """Yields the steps of its script: events as they are, errors raised, numbers slept.
 
     Without a script every request gets `answer`. `requests` has what came, `asked` is set when

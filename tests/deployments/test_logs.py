@@ -229,7 +229,7 @@ def check_lines() -> None:
     assert not [each for each in about if "lighthouse" in str(each).lower()]
     (warned,) = [each for each in about if ": new leases: " in each["message"]]
     assert warned["levelname"] == "WARNING"
-    assert warned["logger"] == "rapid.answering.request"
+    assert warned["logger"] == "rapid.answering.run"
     assert (warned["deployment"], warned["application"]) == ("fakes_Orchestrator", "fakes")
     deployments = {each["deployment"] for each in about}
     assert deployments == {

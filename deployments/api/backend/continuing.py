@@ -21,10 +21,11 @@ from dataclasses import astuple, dataclass, replace
 from hashlib import blake2b
 from typing import Self
 
-from deployments.api.backend.service import GenerationService
+from deployments.api.backend.service import GenerationService, Tell
 from rapid.answering.request_plan import draw_seed
 from rapid.errors import BadRequest, CannotContinue, OrchestratorLost
 from rapid.messages import Finished, GenerateRequest, GenerationEvent, TextDelta
+from rapid.receipt import Failover
 
 _log = logging.getLogger(__name__)
 
@@ -135,10 +136,6 @@ class Cursor:
             )
         return cls(unique, asked, seed, created, date, num_roles, bool(has_usage), marks)
 
-    def as_asked(self, request: GenerateRequest) -> GenerateRequest:
-        """Return `request` with the seed and the day of the request that began the stream."""
-        return replace(request, drawn_seed=self.seed, date=self.date)
-
     @property
     def event_id(self) -> str:
         """The id of the event after which a client is at this place."""
@@ -177,24 +174,28 @@ def _refuse(why: str, code: str) -> BadRequest:
 
 
 async def continue_events(
-    service: GenerationService, request: GenerateRequest, marks: Sequence[ChoiceCursor]
+    service: GenerationService, request: GenerateRequest, cursor: Cursor, tell: Tell
 ) -> AsyncGenerator[GenerationEvent]:
-    """Yield the events of a request that come after `marks`, also when its orchestrator is lost.
+    """Yield the events of a request that come after `cursor`, also if its orchestrator is lost.
 
     If it is lost, the request goes to another orchestrator, once, and a second `Started` comes. A
-    streamed answer continues where it was; one that is not streamed begins anew.
+    streamed answer continues where it was; one that is not streamed begins anew. What is said
+    before a `Started`, `tell` is told.
 
     Raises:
         OrchestratorLost: Two orchestrators were lost.
         CannotContinue: The answer that was generated again is not the one that the client has.
         Exception: What the orchestrator raised.
     """
-    has = list(marks)
-    num_losses = 0
+    request = replace(request, drawn_seed=cursor.seed, date=cursor.date)
+    has = list(cursor.marks)
+    lost: list[Failover] = []
     while True:
         rest = _Rest(has)
         try:
-            async with aclosing(service.generate(request)) as events:
+            running = await service.begin(request, tell)
+            async with aclosing(running.rest) as events:
+                yield running.started
                 async for event in events:
                     if isinstance(event, TextDelta) and request.is_streamed:
                         new = rest.of(event)
@@ -202,15 +203,17 @@ async def continue_events(
                             continue
                         has[new.choice] = has[new.choice].after_delta(new)
                         event = new
-                    elif isinstance(event, Finished) and num_losses:
-                        failovers = ("orchestrator lost", *event.receipt.failovers)
-                        event = Finished(replace(event.receipt, failovers=failovers))
+                    elif isinstance(event, Finished):
+                        failovers = (*lost, *event.receipt.failovers)
+                        name = running.application
+                        receipt = replace(event.receipt, failovers=failovers, application=name)
+                        event = Finished(receipt)
                     yield event
             return
         except OrchestratorLost:
-            num_losses += 1
-            if num_losses > _MAX_LOSSES:
+            if len(lost) == _MAX_LOSSES:
                 raise
+            lost.append("orchestrator lost")
             _log.warning("request %s: the orchestrator was lost", request.request_id)
 
 

@@ -13,6 +13,7 @@ from cluster.circuit_breaker import CIRCUITS
 from cluster.remote_failures import FailureKind, failure_of
 from cluster.serve_internals import handle_before_start, transport
 from deployments.api.backend.readiness import Readiness
+from deployments.api.backend.service import Running, Tell, begin
 from rapid.errors import OrchestratorLost, Overloaded, RapidError
 from rapid.messages import Document, GenerateRequest, GenerationEvent
 
@@ -34,8 +35,8 @@ class RemoteOrchestrator:
         self._pool = handle.deployment_name.lower()
         self._readiness = readiness
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
-        """Yield the events of a request; closing the iterator releases everything it holds.
+    async def begin(self, request: GenerateRequest, tell: Tell) -> Running:
+        """Begin the answer to a request; its end, or this call's, releases everything it holds.
 
         Raises:
             OrchestratorLost: If the orchestrator died or cannot be reached; a retry goes to
@@ -43,6 +44,10 @@ class RemoteOrchestrator:
             Overloaded: If the orchestrator's queue is full.
             Exception: What the orchestrator raised, without Ray's wrappers.
         """
+        return await begin(self._generate(request), tell)
+
+    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
+        """Yield the events of a request; errors are as for `begin`."""
         generate = self._handle.options(
             stream=True,
             method_name="generate" if request.is_streamed else "answer",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from deployments.api.backend.service import GenerationService, begin
+from deployments.api.backend.service import GenerationService, Running, Tell
 from deployments.config.api_config import CanaryConfig
 from rapid.answering.document_keys import affinity_of
 from rapid.errors import OrchestratorLost, Overloaded, TargetUnavailable
-from rapid.messages import Finished, GenerateRequest, GenerationEvent
+from rapid.messages import GenerateRequest
 
 
 class WatchedService(GenerationService, Protocol):
@@ -60,24 +59,17 @@ class Routes:
         # An earlier name stays that of answers that have begun, as they may begin again elsewhere.
         self._at |= {model: at for at, model in enumerate(models)}
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
-        """Yield the events of a request; closing the generator aborts it."""
+    async def begin(self, request: GenerateRequest, tell: Tell) -> Running:
+        """Begin the answer to a request, at the service that its model and its share pick."""
         canary, at = self._canary, self._at[request.model]
         own, other = self._own[at], self._others[at] if canary else None
         if canary and other and position(request) < canary.share and (await other.ready())["ready"]:
-            async with aclosing(other.generate(request)) as events:
-                try:
-                    async for event in begin(events):
-                        yield event
-                except (Overloaded, TargetUnavailable, OrchestratorLost):
-                    pass
-                else:
-                    async for event in events:
-                        yield _name(event, canary.application)
-                    return
-        async with aclosing(own.generate(request)) as events:
-            async for event in events:
-                yield _name(event, self._own_name) if canary else event
+            try:
+                return replace(await other.begin(request, tell), application=canary.application)
+            except (Overloaded, TargetUnavailable, OrchestratorLost):
+                pass
+        running = await own.begin(request, tell)
+        return replace(running, application=self._own_name) if canary else running
 
     async def ready(self) -> dict[str, Any]:
         """Return the state of this application, which answers whatever the other one cannot.
@@ -96,9 +88,3 @@ def position(request: GenerateRequest) -> float:
     """Return a number in [0, 1), the same for all requests that read the same long text."""
     name = affinity_of(request) or request.request_id
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) / 2**64
-
-
-def _name(event: GenerationEvent, application: str) -> GenerationEvent:
-    if isinstance(event, Finished):
-        return replace(event, receipt=replace(event.receipt, application=application))
-    return event

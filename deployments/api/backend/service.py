@@ -1,19 +1,42 @@
-"""What the HTTP API needs of the application behind it."""
+"""What the HTTP API needs of the application behind it: answers that begin and then go on."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rapid.errors import EngineFailed
 from rapid.messages import GenerateRequest, GenerationEvent, Started
 
+Tell = Callable[[GenerationEvent], None]
+"""Takes what is said before an answer begins, which is how far its documents are embedded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An answer that has begun.
+
+    Attributes:
+        started: The event with which it began.
+        rest: The events after that one; closing this aborts the request.
+        application: The application that answers, for the receipt; None where there is but one.
+    """
+
+    started: Started
+    rest: AsyncGenerator[GenerationEvent]
+    application: str | None = None
+
 
 class GenerationService(Protocol):
     """The application behind the HTTP API: what runs its requests."""
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
-        """Yield the events of a request, first those of `begin`; closing this aborts it."""
+    async def begin(self, request: GenerateRequest, tell: Tell) -> Running:
+        """Begin the answer to a request; `tell` is told what is said before.
+
+        Raises:
+            RapidError: The request is refused.
+        """
         ...
 
     async def ready(self) -> dict[str, Any]:
@@ -21,8 +44,8 @@ class GenerationService(Protocol):
         ...
 
 
-async def begin(events: AsyncIterator[GenerationEvent]) -> AsyncIterator[GenerationEvent]:
-    """Yield the events of an answer until it has begun; the rest is left in `events`.
+async def begin(events: AsyncGenerator[GenerationEvent], tell: Tell) -> Running:
+    """Wait until an answer has begun, of whose `events` the rest is left.
 
     Documents may be embedded before it is known whether there is room, so `Reading` begins nothing.
 
@@ -31,7 +54,7 @@ async def begin(events: AsyncIterator[GenerationEvent]) -> AsyncIterator[Generat
         EngineFailed: The answer ended without having begun.
     """
     async for event in events:
-        yield event
         if isinstance(event, Started):
-            return
+            return Running(event, events)
+        tell(event)
     raise EngineFailed("The answer ended without having begun.")

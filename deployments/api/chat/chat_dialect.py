@@ -16,9 +16,9 @@ from deployments.api.chat import parsing
 from deployments.api.chat.chat_request import ChatRequest
 from deployments.api.chat.wire import GrowingChoice, Json, ReplyFrame, Timing, rapid_receipt
 from deployments.api.dialect import Events
-from deployments.api.gate.limits import Limits
+from deployments.config.api_config import ApiConfig
 from rapid.errors import EngineFailed
-from rapid.messages import ChoiceDelta, Finished, Reading, Started, TextDelta
+from rapid.messages import ChoiceDelta, Finished, GenerateRequest, Reading, Started, TextDelta
 from rapid.ports import Clock
 
 _SHORT_BODY = 256 * 1024  # about a millisecond
@@ -29,11 +29,13 @@ class ChatDialect:
 
     media_types = ("application/json",)
 
-    async def parse(self, body: bytes, limits: Limits) -> ChatRequest:
-        """Return the question; a long body is parsed in a thread."""
+    async def parse(
+        self, body: bytes, config: ApiConfig, request_id: str, tenant: str
+    ) -> tuple[ChatRequest, GenerateRequest]:
+        """Return the question and its request; a long body is parsed in a thread."""
         if len(body) <= _SHORT_BODY:
-            return parsing.parse_chat_request(body, limits)
-        return await asyncio.to_thread(parsing.parse_chat_request, body, limits)
+            return parsing.parse_question(body, config, request_id, tenant)
+        return await asyncio.to_thread(parsing.parse_question, body, config, request_id, tenant)
 
     def render_refusal(self, body: Json) -> Json:
         """Return OpenAI's body as it is."""

@@ -7,14 +7,22 @@ are refused, since an answer that silently ignores an option is worse than an er
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from deployments.api.chat.chat_request import ChatRequest, RapidOptions
-from deployments.api.gate.limits import USUAL_LIMITS, Limits
+from deployments.config.api_config import ApiConfig
 from rapid.errors import BadRequest
+from rapid.messages import GenerateRequest
 from rapid.requests import bad_request
+
+_USUAL = ApiConfig()
+_MAX_KEYS = 64  # of objects that refuse unknown keys: each would be an error of its own
+_KEY_OF_A_MESSAGE = b'"role"'
+_MAX_STRINGS = 2**17  # 1.3 million keys held the interpreter's lock for 0.7 s
+_MAX_BRACKETS = 2**19  # six million empty objects held the interpreter's lock for 0.75 s
 
 # Fields of OpenAI, vLLM, SGLang and llama.cpp that change the answer and are not supported, each
 # with its values that have no effect.
@@ -100,17 +108,30 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def parse_chat_request(body: bytes, limits: Limits = USUAL_LIMITS) -> ChatRequest:
+def parse_question(
+    body: bytes, config: ApiConfig, request_id: str, tenant: str
+) -> tuple[ChatRequest, GenerateRequest]:
+    """Return what a body asks, and the request that it makes of a model.
+
+    Raises:
+        BadRequest: As for `parse_chat_request`, or the model is unknown.
+    """
+    asked = parse_chat_request(body, config)
+    temperature = config.card_of(asked.model).default_temperature
+    return asked, asked.as_generate_request(request_id, tenant, temperature)
+
+
+def parse_chat_request(body: bytes, config: ApiConfig = _USUAL) -> ChatRequest:
     """Parse and validate a request body; what can be counted is counted before it is looked at.
 
     Args:
         body: The body's bytes.
-        limits: The largest allowed numbers.
+        config: The largest allowed numbers.
 
     Raises:
         BadRequest: If the body is invalid; it names the first invalid field.
     """
-    limits.check_body(body)
+    _check_body(body, config.max_messages)
     fields = _parse_json(body)
     if not isinstance(fields, dict):
         raise BadRequest("The request body must be a JSON object.")
@@ -125,17 +146,77 @@ def parse_chat_request(body: bytes, limits: Limits = USUAL_LIMITS) -> ChatReques
         usual = _UNSUPPORTED.get(name)
         if usual is not None and value is not None and not _asks_for_nothing(value, usual):
             raise BadRequest(f"{name} is not supported yet: leave it out.", name, "unsupported")
-    limits.check_counts(fields)
+    for name, entries, most in _count(fields, config):
+        if len(entries) > most:
+            raise _too_many(name, len(entries), most)
     _check_no_tools(fields.get("messages"))
     try:
         request = ChatRequest.model_validate(fields)
     except ValidationError as error:
         raise bad_request(error, RapidOptions) from None
-    documents = (request.rapid and request.rapid.documents) or ()
-    limits.check_sizes(
-        request.n or 1, (each.content for each in request.messages), (d.text for d in documents)
-    )
+    _check_sizes(request, config)
     return request
+
+
+def _check_body(body: bytes, max_messages: int) -> None:
+    """Check a body before it is parsed, by how often it has the key that every message has.
+
+    Quotes within a text are escaped and do not count. Strings and brackets are counted because a
+    parser holds the interpreter's lock, in any thread: a million keys would hold it for a second.
+    Brackets count in texts as well.
+    """
+    num_messages = body.count(_KEY_OF_A_MESSAGE)
+    if num_messages > max_messages:
+        raise _too_many("messages", num_messages, max_messages)
+    plain = body.replace(rb"\\", b"")  # so that only a quote is escaped by what is left
+    num_strings = (plain.count(b'"') - plain.count(b'\\"')) // 2
+    num_brackets = body.count(b"{") + body.count(b"[")
+    for number, most, what in (
+        (num_strings, _MAX_STRINGS, "strings"),
+        (num_brackets, _MAX_BRACKETS, "opening brackets"),
+    ):
+        if number > most:
+            raise BadRequest(
+                f"The request body has {number} {what}, and this server takes {most} at most."
+            )
+
+
+def _count(
+    fields: Mapping[str, Any], config: ApiConfig
+) -> Iterator[tuple[str, list[Any] | dict[str, Any], int]]:
+    """Yield what validation would look at entry by entry: its name, entries and largest number."""
+    messages, rapid = fields.get("messages"), fields.get("rapid")
+    if isinstance(messages, list):
+        yield "messages", messages, config.max_messages
+    if not isinstance(rapid, dict):
+        return
+    yield "rapid", rapid, _MAX_KEYS
+    documents = rapid.get("documents")
+    if isinstance(documents, list):
+        yield "rapid.documents", documents, config.max_documents
+        for index, document in enumerate(documents):
+            if isinstance(document, dict):
+                yield f"rapid.documents[{index}]", document, _MAX_KEYS
+
+
+def _check_sizes(request: ChatRequest, config: ApiConfig) -> None:
+    if (request.n or 1) > config.max_choices:
+        raise BadRequest(f"n must be at most {config.max_choices}", "n", "invalid_value")
+    documents = (request.rapid and request.rapid.documents) or ()
+    said = sum(len(each.content) for each in request.messages)
+    attached = sum(len(each.text) for each in documents)
+    if config.max_characters is not None and said + attached > config.max_characters:
+        raise BadRequest(
+            f"messages and documents have {said + attached} characters together, and this "
+            f"server takes {config.max_characters} at most",
+            "rapid.documents" if attached > said else "messages",
+            "context_length_exceeded",
+        )
+
+
+def _too_many(name: str, number: int, most: int) -> BadRequest:
+    message = f"{name} has {number} entries, and this server takes {most} at most"
+    return BadRequest(message, name, "invalid_value")
 
 
 def _check_no_tools(messages: object) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect
@@ -77,21 +77,16 @@ class RequestRecord:
         finally:
             self.waited_s = self._clock() - began
 
-    async def follow(
-        self, events: AsyncGenerator[GenerationEvent], ticket: Ticket
-    ) -> AsyncGenerator[GenerationEvent]:
-        """Yield `events` unchanged, note them and settle the ticket; closing this closes them."""
-        self.ticket = ticket
-        async with aclosing(events):
-            async for event in events:
-                if isinstance(event, Started):
-                    self.mode = event.mode
-                elif isinstance(event, TextDelta) and self.first_text is None:
-                    self.first_text = self._clock()
-                elif isinstance(event, Finished):
-                    self.receipt = event.receipt
-                    ticket.settle(_usage(event.receipt))
-                yield event
+    def note(self, event: GenerationEvent) -> None:
+        """Note what an event of the answer says; the last one settles the ticket."""
+        if isinstance(event, Started):
+            self.mode = event.mode
+        elif isinstance(event, TextDelta) and self.first_text is None:
+            self.first_text = self._clock()
+        elif isinstance(event, Finished):
+            assert self.ticket is not None
+            self.receipt = event.receipt
+            self.ticket.settle(_usage(event.receipt))
 
     def ending(self) -> tuple[str, str]:
         """Return the outcome, ``ok``, ``refused``, ``failed`` or ``left``, and its cause."""

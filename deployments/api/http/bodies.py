@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import ExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from deployments.api.gate.admission import Admission
+from deployments.api.http.access_log import RequestRecord
 from rapid.errors import BadRequest, BodyTooLarge, BodyTooSlow, TooManyRequests, UnsupportedEncoding
 from rapid.ports import Clock
 
@@ -74,6 +75,23 @@ class Bodies:
             max_slow: The most bodies of one tenant that may take longer than a second.
         """
         self._max_bytes, self._max_slow = max_bytes, max_slow
+
+    async def admit(
+        self,
+        request: Request,
+        media_types: Sequence[str],
+        record: RequestRecord,
+        stack: AsyncExitStack,
+    ) -> bytes:
+        """Return the body of a request that has a place, which is noted and held by `stack`.
+
+        Errors are those of `body` and of `Admission.place`.
+        """
+        async with self.body(request, record.tenant, media_types) as body:
+            with record.admission():
+                place = self._admission.place(record.tenant)
+                record.ticket = await stack.enter_async_context(place)
+            return body
 
     @asynccontextmanager
     async def body(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing, suppress
 from typing import Any, Self
 
 from rapid.errors import EngineFailed
-from rapid.messages import GenerationEvent
+from rapid.messages import Finished, GenerationEvent
 
 _GOODBYE_S = 1.0  # after a cancelled call, for the connection to say that its client left
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Note = Callable[[GenerationEvent], None]
 
 
 class ClientLeft(Exception):
@@ -28,8 +29,22 @@ class EventFeed:
     instead of saying so.
     """
 
-    def __init__(self, events: AsyncGenerator[GenerationEvent], receive: Receive) -> None:
-        self._events, self._receive = events, receive
+    def __init__(
+        self,
+        generate: Callable[[Note], AsyncGenerator[GenerationEvent]],
+        receive: Receive,
+        note: Note,
+        explain: Callable[[Exception], Exception],
+    ) -> None:
+        """Run nothing yet.
+
+        Args:
+            generate: Begins the generation, and gives its argument what is said beside its events.
+            receive: The connection's.
+            note: Notes each event.
+            explain: Returns an error of the generation as the caller is told it.
+        """
+        self._generate, self._receive, self._note, self._explain = generate, receive, note, explain
         self._queue: asyncio.Queue[GenerationEvent | BaseException] = asyncio.Queue()
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
@@ -42,6 +57,22 @@ class EventFeed:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def begin(self, patience_s: float) -> AsyncIterator[GenerationEvent | None]:
+        """Wait for the first event, until which a refusal has a status, and return all of them.
+
+        None stands for each `patience_s` seconds after it in which none comes; errors are those of
+        `next`.
+        """
+        return self._follow(await self.next(), patience_s)
+
+    async def _follow(
+        self, event: GenerationEvent | None, patience_s: float
+    ) -> AsyncIterator[GenerationEvent | None]:
+        yield event
+        while not isinstance(event, Finished):
+            event = await self.next(patience_s)
+            yield event
 
     async def next(self, patience_s: float | None = None) -> GenerationEvent | None:
         """Return the next event, or None when none arrives within `patience_s` seconds.
@@ -61,8 +92,9 @@ class EventFeed:
 
     async def _pump(self, watching: asyncio.Task[None]) -> None:
         try:
-            async with aclosing(self._events) as events:
+            async with aclosing(self._generate(self._queue.put_nowait)) as events:
                 async for event in events:
+                    self._note(event)
                     self._queue.put_nowait(event)
             self._queue.put_nowait(EngineFailed("The answer ended without its receipt."))
         except asyncio.CancelledError:
@@ -72,7 +104,7 @@ class EventFeed:
             await asyncio.wait({watching}, timeout=_GOODBYE_S)  # it queues `ClientLeft` before this
             self._queue.put_nowait(EngineFailed("The answer was cancelled on the server."))
         except Exception as error:
-            self._queue.put_nowait(error)
+            self._queue.put_nowait(self._explain(error))
 
     async def _watch(self) -> None:
         with suppress(Exception):  # the connection of a `receive` that fails is lost

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -16,16 +15,7 @@ from rapid.messages import GenerateRequest, Message, TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator
 
 
-@dataclass
 class PlainQuestion:
-    text: str
-    is_streamed: bool
-    model: str = "rapid"
-
-    def as_generate_request(self, request_id: str, tenant: str, _: Any) -> GenerateRequest:
-        messages = (Message("user", self.text),)
-        return GenerateRequest(request_id, tenant, messages, is_streamed=self.is_streamed)
-
     def field_of(self, param: str | None) -> str | None:
         return param
 
@@ -50,11 +40,17 @@ class PlainText:
 
     media_types = ("text/plain",)
 
-    async def parse(self, body: bytes, limits: Any) -> PlainQuestion:
+    async def parse(
+        self, body: bytes, config: ApiConfig, request_id: str, tenant: str
+    ) -> tuple[PlainQuestion, GenerateRequest]:
         text = body.decode()
         if not text:
             raise BadRequest("There is no question.", "body")
-        return PlainQuestion(text, is_streamed=not text.startswith("Whole: "))
+        messages, is_streamed = (Message("user", text),), not text.startswith("Whole: ")
+        request = GenerateRequest(
+            request_id, tenant, messages, is_streamed=is_streamed, model=config.model
+        )
+        return PlainQuestion(), request
 
     def render_refusal(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"problem": body["error"]["message"]}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from deployments.api.backend.service import Running, Tell
 from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
@@ -39,9 +40,10 @@ class Orchestrators:
         self.attempts = [ScriptedOrchestrator(*script) for script in scripts]
         self.requests: list[GenerateRequest] = []
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
+    async def begin(self, request: GenerateRequest, tell: Tell) -> Running:
         self.requests.append(request)
-        return self.attempts[min(len(self.requests), len(self.attempts)) - 1].generate(request)
+        attempt = self.attempts[min(len(self.requests), len(self.attempts)) - 1]
+        return await attempt.begin(request, tell)
 
     async def ready(self) -> dict[str, Any]:
         return {"ready": True}

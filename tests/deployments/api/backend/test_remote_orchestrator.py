@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +19,10 @@ from deployments.api.backend.remote_orchestrator import RemoteOrchestrator
 from deployments.api.http.error_responses import http_error
 from rapid.errors import BadRequest, OrchestratorLost, Overloaded
 from rapid.messages import Document, GenerateRequest, Message
-from tests.deployments.scripted import STARTED
+from tests.deployments.scripted import STARTED, events_of
 
 LONG = "x" * (2**20 + 1)
+BEGUN = replace(STARTED)  # after which nothing comes
 
 
 class ScriptedHandle:
@@ -67,11 +69,10 @@ def remote(handle: Any) -> RemoteOrchestrator:
     ],
 )
 async def test_every_text_of_the_caller_counts(fields: Any, by_reference: bool) -> None:
-    handle = ScriptedHandle()
+    handle = ScriptedHandle(None, STARTED)
     settings = {"messages": (Message("user", "Which?"),)} | fields
     request = GenerateRequest("r", "local", **settings)
-    async for _ in remote(handle).generate(request):
-        pass
+    await events_of(remote(handle), request)
     assert handle.given["_by_reference"] == by_reference
 
 
@@ -79,10 +80,9 @@ async def test_every_text_of_the_caller_counts(fields: Any, by_reference: bool) 
 async def test_text_comes_in_pieces_only_to_a_caller_who_reads_them(
     is_streamed: bool, method: str
 ) -> None:
-    handle = ScriptedHandle()
+    handle = ScriptedHandle(None, STARTED)
     request = GenerateRequest("r", "local", (), is_streamed=is_streamed)
-    async for _ in remote(handle).generate(request):
-        pass
+    await events_of(remote(handle), request)
     assert handle.given["method_name"] == method
 
 
@@ -118,10 +118,7 @@ async def test_what_the_orchestrator_raised_reaches_the_client_without_rays_wrap
 async def test_a_refusal_comes_as_an_event_and_is_raised(refusal: Exception) -> None:
     """Serve would log what crosses it as an exception, as an error of this server."""
     with pytest.raises(type(refusal)) as raised:
-        async for _ in remote(ScriptedHandle(None, refusal)).generate(
-            GenerateRequest("r", "local", ())
-        ):
-            pass
+        await events_of(remote(ScriptedHandle(None, refusal)), GenerateRequest("r", "local", ()))
     assert raised.value is refusal
 
 
@@ -141,8 +138,7 @@ async def caught(failure: Exception) -> Exception:
     """What the ingress catches when the call of the orchestrator fails with `failure`."""
     request = GenerateRequest("r", "local", (Message("user", "Which?"),))
     with pytest.raises(Exception) as raised:  # noqa: PT011 (each test says which)
-        async for _ in remote(ScriptedHandle(failure)).generate(request):
-            pass
+        await events_of(remote(ScriptedHandle(failure)), request)
     return raised.value
 
 
@@ -204,7 +200,7 @@ async def test_a_request_that_no_orchestrator_takes_is_sent_to_another(
     router, handle = Router(moves=True, replica=None), StandStill(2, STARTED)
     routers.add("Orchestrator", router)
     request = GenerateRequest("r", "local", ())
-    assert [event async for event in remote(handle).generate(request)] == [STARTED]
+    assert await events_of(remote(handle), request) == [STARTED]
     assert (handle.num_cancelled, router.forgotten) == (3, [request] * 3)
 
 
@@ -214,8 +210,8 @@ async def test_a_request_that_nobody_can_take_in_seconds_is_not_sent_round_for_e
     monkeypatch.setattr(module, "_LOOK_S", 0.01)
     router, handle = Router(moves=True, replica=None), StandStill(9)
     routers.add("Orchestrator", router)
-    events = remote(handle).generate(GenerateRequest("r", "local", ()))
-    coming = asyncio.ensure_future(anext(events))
+    beginning = remote(handle).begin(GenerateRequest("r", "local", ()), lambda _: None)
+    coming = asyncio.ensure_future(beginning)
     while handle.num_silent > 6:  # noqa: ASYNC110 (it is sent to two more)
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
@@ -227,12 +223,12 @@ async def test_an_answer_that_has_begun_does_not_begin_again_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.01)
-    router, handle = Router(moves=False, replica="a"), StandStill(0, "the first event")
+    router, handle = Router(moves=False, replica="a"), StandStill(0, BEGUN)
     routers.add("Orchestrator", router)
-    events = remote(handle).generate(GenerateRequest("r", "local", ()))
-    assert await anext(events) == "the first event"
+    running = await remote(handle).begin(GenerateRequest("r", "local", ()), lambda _: None)
+    assert running.started is BEGUN
     router.moves = True
-    coming = asyncio.ensure_future(anext(events))
+    coming = asyncio.ensure_future(anext(running.rest))
     await asyncio.sleep(0.1)
     assert (handle.num_silent, coming.done()) == (-1, False)  # one call
     coming.cancel()
@@ -246,12 +242,11 @@ async def test_an_orchestrator_that_falls_silent_amid_an_answer_is_lost(
     monkeypatch.setattr(module, "CIRCUITS", blame)
     router = Router(moves=False, replica="a")
     routers.add("Orchestrator", router)
-    service = remote(StandStill(0, "the first event"))
+    service = remote(StandStill(0, BEGUN))
     silent: set[str] = set()
     monkeypatch.setattr(service._readiness, "is_silent", lambda _, each: each in silent)
-    events = service.generate(GenerateRequest("r", "local", ()))
-    assert await anext(events) == "the first event"
-    rest = asyncio.ensure_future(anext(events))
+    running = await service.begin(GenerateRequest("r", "local", ()), lambda _: None)
+    rest = asyncio.ensure_future(anext(running.rest))
     await asyncio.sleep(0.05)
     assert not rest.done()
     silent.add("a")

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.api.chat import parsing
 from deployments.api.chat.parsing import parse_chat_request
-from deployments.api.gate.limits import Limits
+from deployments.config.api_config import ApiConfig
 from rapid.errors import BadRequest
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -46,7 +46,7 @@ def test_a_text_with_many_quotes_is_one_string():
 def test_a_document_that_quotes_messages_is_a_text():
     quoted = json.dumps([{"role": "user"}] * 9)
     body = ASK | {"rapid": {"documents": [{"name": "log", "text": quoted}]}}
-    asked = parse_chat_request(json.dumps(body).encode(), Limits(max_messages=1))
+    asked = parse_chat_request(json.dumps(body).encode(), ApiConfig(max_messages=1))
     assert asked.rapid is not None
     assert asked.rapid.documents is not None
     assert asked.rapid.documents[0].text == quoted
@@ -66,3 +66,35 @@ def test_a_document_that_quotes_messages_is_a_text():
 def test_what_is_no_body(body, message):
     with pytest.raises(BadRequest, match=message):
         parse_chat_request(body)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"messages": [{"role": "user", "content": "ab"}] * 4}, "messages"),
+        ({"rapid": {"documents": [{"name": "a"}] * 3}}, "rapid.documents"),
+        ({"messages": [{"role": "user", "content": "a" * 9}]}, "messages"),
+        ({"rapid": {"documents": [{"name": "a", "text": "a" * 7}]}}, "rapid.documents"),
+        ({"n": 3}, "n"),
+        ({"rapid": {f"key{n}": 1 for n in range(65)}}, "rapid"),
+        (
+            {"rapid": {"documents": [{"name": "a"}, {f"key{n}": 1 for n in range(65)}]}},
+            "rapid.documents[1]",
+        ),
+    ],
+)
+def test_what_a_request_multiplies_is_limited(change, param):
+    limits = ApiConfig(max_choices=2, max_messages=3, max_documents=2, max_characters=8)
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    parse_chat_request(json.dumps(body | {"n": 2}).encode(), limits)
+    with pytest.raises(BadRequest, match=r"at most") as refused:
+        parse_chat_request(json.dumps(body | change).encode(), limits)
+    assert refused.value.param == param
+
+
+def test_without_a_limit_only_counts_are_limited():
+    long = [{"role": "user", "content": "a" * 10_000}]
+    parse_chat_request(json.dumps({"model": "m", "messages": long}).encode())
+    many = [{"role": "user", "content": "a"}] * 2049
+    with pytest.raises(BadRequest, match="2049 entries"):
+        parse_chat_request(json.dumps({"model": "m", "messages": many}).encode())

@@ -16,7 +16,7 @@ from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
 from rapid.errors import Overloaded, TooManyRequests
 from rapid.messages import Finished, GenerateRequest, GenerationEvent, TextDelta
-from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
+from tests.deployments.scripted import STARTED, Generator, ScriptedOrchestrator, receipt
 from tests.deployments.serving import served
 
 CHAT = "/v1/chat/completions"
@@ -171,7 +171,7 @@ def test_one_tenant_shares_with_nobody(keys: tuple[ApiKey, ...], are_shared: boo
     assert app.shares.are_shared == are_shared
 
 
-class Busy:
+class Busy(Generator):
     """Answers that end when they are told; counts those in progress by tenant."""
 
     def __init__(self) -> None:
@@ -191,9 +191,6 @@ class Busy:
         finally:
             self.in_progress.remove(request.tenant)
             await self._tell()
-
-    async def ready(self) -> dict[str, Any]:
-        return {"ready": True}
 
     async def until(self, number: int) -> None:
         """Wait until so many answers are in progress."""

@@ -34,7 +34,7 @@ class Answer:
         self.end = end
         self.goes_on, self.is_closed = asyncio.Event(), False
 
-    async def events(self) -> AsyncGenerator[GenerationEvent]:
+    async def events(self, _: Any) -> AsyncGenerator[GenerationEvent]:
         try:
             yield TextDelta(0, "Hel")
             await self.goes_on.wait()
@@ -44,9 +44,13 @@ class Answer:
             self.is_closed = True
 
 
+def feed_of(answer: Answer, client: Client) -> EventFeed:
+    return EventFeed(answer.events, client.receive, lambda _: None, lambda error: error)
+
+
 async def test_an_event_that_does_not_come_in_time_is_none_and_comes_later() -> None:
     answer = Answer(KeyError("lost"))
-    async with EventFeed(answer.events(), Client().receive) as feed:
+    async with feed_of(answer, Client()) as feed:
         assert await feed.next() == TextDelta(0, "Hel")
         assert await feed.next(patience_s=0) is None
         answer.goes_on.set()
@@ -60,7 +64,7 @@ async def test_a_client_that_leaves_ends_the_feed_and_leaving_it_the_generation(
 ) -> None:
     """Serve's `receive` fails where its call to the proxy is cancelled."""
     client, answer = Client(failure), Answer()
-    async with EventFeed(answer.events(), client.receive) as feed:
+    async with feed_of(answer, client) as feed:
         await feed.next()
         client.closes.set()
         with pytest.raises(ClientLeft):
@@ -76,7 +80,7 @@ async def test_a_call_that_is_cancelled_because_the_client_leaves_is_no_error(
     """Serve cancels the call of a client that leaves, and only then says that it has left."""
     client, answer = Client(failure), Answer(asyncio.CancelledError())
     answer.goes_on.set()
-    async with EventFeed(answer.events(), client.receive) as feed:
+    async with feed_of(answer, client) as feed:
         await feed.next()
         assert await feed.next(patience_s=0.01) is None
         client.closes.set()
@@ -93,7 +97,7 @@ async def test_an_answer_that_just_stops_is_an_error(
 ) -> None:
     answer = Answer(end)
     answer.goes_on.set()
-    async with EventFeed(answer.events(), Client().receive) as feed:
+    async with feed_of(answer, Client()) as feed:
         await feed.next()
         with pytest.raises(EngineFailed, match=sentence):
             await feed.next()
