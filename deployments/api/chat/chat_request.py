@@ -139,6 +139,13 @@ class ChatRequest(SamplingFields):
         """Whether a stream has comments that say how far the server is."""
         return bool(self.rapid and self.rapid.progress)
 
+    @property
+    def num_chars(self) -> tuple[int, int]:
+        """The characters of all messages, and those of all documents."""
+        documents = (self.rapid and self.rapid.documents) or ()
+        said = sum(len(each.content) for each in self.messages)
+        return said, sum(len(each.text) for each in documents)
+
     def field_of(self, param: str | None) -> str | None:
         """Return the field of this body that a refusal by the orchestrator is about.
 
@@ -147,9 +154,8 @@ class ChatRequest(SamplingFields):
         """
         if param == "max_tokens" and self.max_completion_tokens is not None:
             return "max_completion_tokens"
-        documents = (self.rapid and self.rapid.documents) or ()
-        attached = sum(len(each.text) for each in documents)
-        if param == "messages" and attached > sum(len(each.content) for each in self.messages):
+        said, attached = self.num_chars
+        if param == "messages" and attached > said:
             return "rapid.documents"
         return param
 
