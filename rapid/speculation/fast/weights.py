@@ -28,6 +28,7 @@ _UNSEEN = 1e-36  # weights up to which float32 is coarser than its relative roun
 _LEAST_RATIO = 1e-15  # of a weight to its time in a race; a weight that is not seen stays below
 _CLOSE = 1e-11  # logits over T whose probabilities may be one float64 number
 _MOST_ETA = 300.0  # exp(2 * eta) must be a number in float64
+_TRANSFERS = ("adaptive", "boost", "distill", "mixture")  # others the specification judges
 _LEAST_SORTED = 1024  # tokens among which the filters' borders are looked for
 
 
@@ -127,6 +128,7 @@ def is_within_reach(speculation: SpeculationConfig) -> bool:
     moves_all = speculation.transfer == "distill" and speculation.plausibility == 0
     return (
         speculation.rule == "exact"
+        and speculation.transfer in _TRANSFERS
         and speculation.eta <= _MOST_ETA
         and not (moves_all and speculation.eta > 0)
     )
