@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from rapid.config import SamplingConfig
 from rapid.messages import DraftBlock, Float32Array, Int32Array
 from rapid.speculation.acceptance import Judgement
 from rapid.speculation.draw import Draw, keys_of, uniforms_at
@@ -31,6 +30,9 @@ from rapid.speculation.questions import (
     ToPropose,
 )
 from rapid.speculation.sampling import as_sent
+
+if TYPE_CHECKING:
+    from rapid.config import SamplingConfig
 
 MOST_ROWS = 96  # of a batch, in which each takes 32 bytes a token of the vocabulary
 _LEAST_WIDTH = 64  # candidates of a row, so that few sizes are compiled
