@@ -5,13 +5,13 @@
 Blocks of eight drafted tokens of one to six answers are judged, and one token each is drafted and
 decoded, over vocabularies of 32,000 to 128,256 tokens. The rows are random, and the drafter's are
 the target's with some noise, so most drafts are accepted. `by rows` is what engines run on a CPU.
-`together` is what they run on CUDA, here on the CPU. All three must give the same answers, of which
-every one is compared. Times are those of one thread on the processor, which other work on the
-machine changes less than times on the wall; the ways are taken in turn within a repetition. Ratios
-are of neighbours in time, the specification's time over that by rows.
+Both must give the same answers, of which every one is compared. Times are those of one thread on
+the processor, which other work on the machine changes less than times on the wall; the ways are
+taken in turn within a repetition. Ratios are of neighbours in time, the specification's time over
+that by rows.
 
 It takes ten minutes on a busy machine, with `--quick` one. With `--check` nothing is timed: for
-every coupling, rule and filter 10,000 random positions are judged by all three ways, of rows that
+every coupling, rule and filter 10,000 random positions are judged by both ways, of rows that
 are usual, flat, of few values, peaked over a flat tail, mostly impossible or far from zero.
 """
 
@@ -33,13 +33,13 @@ from rapid.config import Coupling, SamplingConfig, SpeculationConfig, Transfer
 from rapid.speculation.acceptance import Judgement, decode_token, propose
 from rapid.speculation.draw import Draw
 from rapid.speculation.fast import step as step_module
-from rapid.speculation.fast.step import answer_questions, answer_together
+from rapid.speculation.fast.step import answer_questions
 from rapid.speculation.questions import Question, ToDecode, ToJudge, ToPropose
 from rapid.speculation.sampling import proposal
 from tests.rapid.speculation.drafted import ROWS, blocks, drafted
 
 LENGTH = 8
-WAYS = ("specification", "by rows", "together")
+WAYS = ("specification", "by rows")
 WITNESSED = "fused, with a witness"
 RULES = {
     "fused": SpeculationConfig(),
@@ -111,11 +111,10 @@ def asked(
 
 
 def measured(questions: Sequence[Question], repeats: int) -> dict[str, Any]:
-    """Return milliseconds of the three ways, whose answers must be the same."""
+    """Return milliseconds of both ways, whose answers must be the same."""
     ways: dict[str, Callable[[], Any]] = {
         "specification": lambda: [specified(question) for question in questions],
         "by rows": lambda: answer_questions(questions),
-        "together": lambda: answer_together(questions),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     expected = ways["specification"]()
@@ -157,8 +156,7 @@ def checked(num_positions: int, vocab: int) -> None:
             ToJudge.by_specification = counted  # type: ignore[method-assign]
             by_rows = answer_questions(questions)
             ToJudge.by_specification = by_specification  # type: ignore[method-assign]
-            for answers in (by_rows, answer_together(questions)):
-                check(answers, expected, (speculation, settled, kind))
+            check(by_rows, expected, (speculation, settled, kind))
             judged += sum(len(one.token_ids) for one in expected)
         name = f"{transfer}, {coupling}, top_k {sampling.top_k}, top_p {sampling.top_p}"
         greedy = ", greedy" if sampling.temperature == 0 else ""

@@ -1,12 +1,13 @@
-"""Compile the Triton attention kernel ahead of time and print what each of its programs takes.
+"""Compile the Triton kernels ahead of time and print what each of their programs takes.
 
-It needs no GPU and takes about a minute. For compute capabilities 8.0 (A100) and 9.0 (H100, H200),
-every number format and every size of tile, the table shows the registers of a thread, the bytes
-that it spills, the shared memory of a program, and into how many buffers the loop loads keys and
-values. Two buffers mean that a block is loaded while the one before is computed. KV in fp8 is
-compiled for 9.0, with queries in bfloat16.
+It needs no GPU and takes about a minute. The table shows the registers of a thread, the bytes that
+it spills, the shared memory of a program and, of attention, into how many buffers the loop loads
+keys and values: two mean that a block is loaded while the one before is computed. Attention is
+compiled for capabilities 8.0 (A100) and 9.0 (H100, H200), in every number format and size of tile,
+and with KV in fp8 for 9.0, with queries in bfloat16. `--drawing` prints the kernels that draw and
+judge tokens instead, for every capability from 8.0 to 12.0.
 
-    python -m benchmarks.engine.kernel_resources [--json] [--quick] [--head-dim 128] [--group 4]
+    python -m benchmarks.engine.kernel_resources [--json] [--quick] [--drawing] [--group 4]
 """
 
 from __future__ import annotations
@@ -33,8 +34,21 @@ from rapid.engines.attention.triton_kernel import (
     first_launch,
 )
 from rapid.engines.attention.work_items import BLOCK_KEYS
+from rapid.speculation.fast import row_kernels
 
 CAPABILITIES = (80, 90)
+DRAWING_CAPABILITIES = (80, 89, 90, 100, 120)
+DRAWING = (
+    "read_rows", "settle_blocks", "fuse_rows", "cut_rows", "race_rows", "choose_tokens",
+)  # fmt: skip
+# A vocabulary of 131,072 tokens and proposals of 64.
+DRAWING_CONSTANTS = {"BLOCK": row_kernels.BLOCK, "WIDTH": 128, "M": 64, "SIZE": 1024}
+DRAWING_POINTERS = {"logits": "*fp32"} | dict.fromkeys(
+    ("integers", "starts", "ids", "order"), "*i64"
+) | dict.fromkeys(
+    ("numbers", "probs", "partial", "readings", "draft", "weights", "decided", "borders", "best"),
+    "*fp64",
+)  # fmt: skip
 FP8 = "fp8e4nv"  # Triton's name of e4m3
 FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 ALIGNED = {"query", "keys", "values", "table", "parts", "lses"}
@@ -89,6 +103,26 @@ def resources(
     }
 
 
+def drawing_resources(capability: int, name: str) -> dict[str, Any]:
+    """Compile a kernel that draws tokens and return what the compiler says about it."""
+    kernel = getattr(row_kernels, name)
+    given = DRAWING_CONSTANTS | {"FILTERED": True}
+    constants = {one: given[one] for one in kernel.arg_names if one in given}
+    signature = {
+        one: "constexpr" if one in constants else DRAWING_POINTERS.get(one, "i32")
+        for one in kernel.arg_names
+    }
+    compiled = compile(
+        ASTSource(kernel, signature, constants), target=GPUTarget("cuda", capability, 32)
+    )
+    return {
+        "capability": capability,
+        "kernel": name,
+        **used(compiled.asm["cubin"]),
+        "shared_bytes": compiled.metadata.shared,
+    }
+
+
 def used(cubin: bytes) -> dict[str, int]:
     """Return the registers of a thread and the bytes that it spills."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -117,6 +151,7 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="a list instead of a table")
     parser.add_argument("--quick", action="store_true", help="only first launches in bfloat16")
+    parser.add_argument("--drawing", action="store_true", help="kernels that draw tokens instead")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--group", type=int, default=4, help="query heads of a KV head")
     arguments = parser.parse_args()
@@ -125,7 +160,11 @@ def main() -> None:
         (dtype, FORMATS[dtype], capability) for dtype in formats for capability in CAPABILITIES
     ]
     found = []
-    for dtype, kept, capability in [*cases, (torch.bfloat16, FP8, 90)]:
+    if arguments.drawing:
+        cases = []
+        capabilities = CAPABILITIES if arguments.quick else DRAWING_CAPABILITIES
+        found = [drawing_resources(one, name) for one in capabilities for name in DRAWING]
+    for dtype, kept, capability in [*cases, (torch.bfloat16, FP8, 90)] if cases else []:
         is_float32 = dtype == torch.float32
         launches = [first_launch(dtype)] if is_float32 or arguments.quick else LAUNCHES
         for packed in TILES:

@@ -31,7 +31,14 @@ from rapid.engines.parallel.leading import open_disk_tier, open_leading_runner
 from rapid.engines.work.base import Commit, Work
 from rapid.engines.work.drafting import Decode, Draft
 from rapid.engines.work.prefill import Prefill
-from rapid.engines.work.verifying import Score, Scored, Verify, Weigh
+from rapid.engines.work.verifying import (
+    Score,
+    Scored,
+    Verify,
+    Weigh,
+    Witness,
+    WitnessedVerify,
+)
 from rapid.engines.work.window_drafting import WindowDraft
 from rapid.errors import BadRequest, ConfigurationError, LeaseNotFound
 from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, TargetLogits, Verdict
@@ -195,6 +202,8 @@ class Engine:
                 steps_s=totals.seconds,
                 step_calls=totals.calls,
                 step_tokens=totals.rows,
+                tokens_drawn=totals.drawn,
+                tokens_specified=totals.specified,
             )
 
     def _tiers(self) -> dict[str, int]:
@@ -289,20 +298,23 @@ class Engine:
 
         For `adaptive`, `witness` is a lease on which this model reads the retrieved text, with its
         engine. The outcome is committed there too. If the engine is this one, the rows of both
-        leases are computed in one forward where the step has room.
+        leases are computed in one forward, and judged with those of the step's other calls.
         """
         eos_ids, num_ids = self._eos_ids, self._vocab_size
+
+        def verify(lease: Lease) -> Verify:
+            return Verify(lease, choice, block, num_ids, eos_ids)
+
+        def verify_witnessed(lease: Lease, read: Lease) -> WitnessedVerify:
+            return WitnessedVerify(verify(lease), Witness(read, choice, block, num_ids))
+
         if witness is None:
-            return await self._call(
-                lease_id, lambda lease: Verify(lease, choice, block, num_ids, eos_ids), Verdict
-            )
-
-        def weigh(lease: Lease) -> Weigh:
-            return Weigh(lease, choice, block, num_ids)
-
+            return await self._call(lease_id, verify, Verdict)
         beside, witness_id = witness
+        if beside is self:
+            return await self._call(lease_id, verify_witnessed, Verdict, witness_id)
         scored, told = await asyncio.gather(
-            self._call(lease_id, weigh, Scored), beside._call(witness_id, weigh, Scored)
+            self.weigh(lease_id, choice, block), beside.weigh(witness_id, choice, block)
         )
         question = ToJudge(
             block,
@@ -317,6 +329,13 @@ class Engine:
         verdict = judgement.verdict(block, max(scored.verify_ms, told.verify_ms))
         await asyncio.gather(self.commit(lease_id, verdict), beside.commit(witness_id, verdict))
         return verdict
+
+    async def weigh(self, lease_id: str, choice: int, block: DraftBlock) -> Scored:
+        """Return what judging a block needs of a lease, beside another engine's reading of it."""
+        num_ids = self._vocab_size
+        return await self._call(
+            lease_id, lambda lease: Weigh(lease, choice, block, num_ids), Scored
+        )
 
     async def score(self, lease_id: str, choice: int, block: DraftBlock) -> TargetLogits:
         """Return the target's logits of a block to judge elsewhere; the verdict is for `commit`."""
@@ -337,11 +356,12 @@ class Engine:
         )
 
     async def _call(
-        self, lease_id: str, make: Callable[[Lease], Work], kind: type[Result]
+        self, lease_id: str, make: Callable[..., Work], kind: type[Result], *other_ids: str
     ) -> Result:
+        """Hand in the call that `make` returns for these leases, and await its result."""
         reply = Reply()
         with self._state.guard:
-            work = self._state.submit(lease_id, make, reply)
+            work = self._state.submit((lease_id, *other_ids), make, reply)
         try:
             if work.times is None:
                 return cast(Result, await reply.future)

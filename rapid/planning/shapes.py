@@ -12,11 +12,12 @@ from rapid.planning.families import expert_layers, sliding_layers, window_of
 
 # Rows of logits that each lease may want of one step: a draft block of the default length.
 _LOGIT_ROWS = SpeculationConfig().max_draft
-# float64 copies of the judged rows' logits that a verdict holds (`rapid.speculation.acceptance`,
-# `rapid.speculation.fast.weights`), and the rows that are judged at once on a GPU
-# (`rapid.speculation.fast.step`); a CPU judges one block at a time.
+# Numbers in float64 for each logit that judging holds: on a CPU one block at a time
+# (`rapid.speculation.acceptance`), on a GPU so many rows at once
+# (`rapid.speculation.fast.row_kernels`).
 _JUDGING_COPIES = 6
-_JUDGED_ROWS = 64  # a test keeps it equal to `_MOST_ROWS` of the judging step
+_JUDGING_COPIES_ON_GPU = 4  # with filters, whose sort has copies of its own
+_JUDGED_ROWS = 96  # a test keeps it equal to `MOST_ROWS` of the judging step
 # Rows of each lease in the largest captured step, padded; the 32 largest buckets have less
 # than half a default block per lease on average (`rapid.engines.forward.buckets`).
 _PADDED_ROWS = 16
@@ -213,8 +214,10 @@ class ModelShape(Frozen):
         # scores: twice in float32 and twice in the dtype.
         rows = min(step_tokens, _LOGIT_ROWS * num_leases)
         logits = rows * self.vocabulary * (bytes_per_number + 4)
-        judged = min(rows, _JUDGED_ROWS) if on_gpu else _LOGIT_ROWS
-        judging = judged * self.vocabulary * 8 * _JUDGING_COPIES
+        judged, copies = _LOGIT_ROWS, _JUDGING_COPIES
+        if on_gpu:
+            judged, copies = min(rows, _JUDGED_ROWS), _JUDGING_COPIES_ON_GPU
+        judging = judged * self.vocabulary * 8 * copies
         scores = GPU_SCORES * (8 + 2 * bytes_per_number) if on_gpu else 0
         return step_tokens * self._widest * bytes_per_number + logits + judging + scores
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from rapid.speculation.sampling import probabilities
@@ -15,9 +12,9 @@ from rapid.speculation.sampling import probabilities
 if TYPE_CHECKING:
     from rapid.config import Transfer
 
-_TEMPER = 0.4
-_MEMORY = 0.85
-_LEAST_PROBABILITY = 1e-3
+TEMPER = 0.4
+MEMORY = 0.85
+LEAST_PROBABILITY = 1e-3
 
 
 def fuse_probs(
@@ -79,40 +76,8 @@ def weigh_retrieved(log_odds: float) -> float:
     Its odds are ``0.999 * exp(0.4 * log_odds)``. It begins next to one half, where the surer of the
     two readings prevails, and the document's if they are equally sure to one in a thousand.
     """
-    odds = (1 - _LEAST_PROBABILITY) * math.exp(_TEMPER * log_odds)
+    odds = (1 - LEAST_PROBABILITY) * math.exp(TEMPER * log_odds)
     return odds / (1 + odds)
-
-
-def weights_if_accepted(
-    log_odds: Sequence[float], lengths: Sequence[int], probs: torch.Tensor
-) -> torch.Tensor:
-    """Return `weigh_retrieved` [rows] in blocks whose drafts are all accepted, up to rounding.
-
-    Args:
-        log_odds: Those before each block [blocks].
-        lengths: Numbers of drafted tokens [blocks]; their sum is `rows`.
-        probs: p and q of the drafted tokens [2, rows], on whose device it is computed.
-    """
-    sums, before = _sums_of_odds(log_odds, lengths)
-    target, told = probs.clamp(min=_LEAST_PROBABILITY).log()
-    odds = torch.as_tensor(sums, device=probs.device) @ (told - target)
-    odds += torch.as_tensor(before, device=probs.device)
-    return torch.sigmoid(math.log1p(-_LEAST_PROBABILITY) + _TEMPER * odds)
-
-
-def _sums_of_odds(
-    log_odds: Sequence[float], lengths: Sequence[int]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return how much each token adds to the odds before each row, and what those before add."""
-    sums, before = np.zeros((sum(lengths), sum(lengths))), np.zeros(sum(lengths))
-    start = 0
-    for first, length in zip(log_odds, lengths, strict=True):
-        block = slice(start, start + length)
-        ages = np.subtract.outer(np.arange(length), np.arange(length)) - 1
-        sums[block, block] = (ages >= 0) * _MEMORY ** abs(ages)
-        before[block] = first * _MEMORY ** np.arange(length)
-        start += length
-    return sums, before
 
 
 def update_log_odds(log_odds: float, target_prob: float, draft_prob: float) -> float:
@@ -127,5 +92,5 @@ def update_log_odds(log_odds: float, target_prob: float, draft_prob: float) -> f
         target_prob: p(y), before filters.
         draft_prob: q(y), with the q that `fuse_probs` was given.
     """
-    told = math.log(max(draft_prob, _LEAST_PROBABILITY))
-    return _MEMORY * log_odds + told - math.log(max(target_prob, _LEAST_PROBABILITY))
+    told = math.log(max(draft_prob, LEAST_PROBABILITY))
+    return MEMORY * log_odds + told - math.log(max(target_prob, LEAST_PROBABILITY))

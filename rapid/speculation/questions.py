@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
 
 from rapid.messages import DraftBlock, Float32Array, Int32Array, TokenLogprobs
-from rapid.speculation.acceptance import Judgement, judge
+from rapid.speculation.acceptance import Judgement, decode_token, judge, propose
 from rapid.speculation.draw import Draw
+from rapid.speculation.sampling import proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,11 @@ class ToPropose:
 
     logits: torch.Tensor  # one row of the drafter [vocab]
     draw: Draw  # sampling settings, and the position of the token
+
+    def by_specification(self) -> Proposed:
+        """Return the proposal, with what `propose` draws from it."""
+        ids, probs = proposal(self.logits, self.draw)
+        return Proposed(propose(ids, probs, self.draw), ids, probs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,10 @@ class ToDecode:
     draw: Draw  # sampling settings, and the position of the token
     # Number of alternatives beside the token; None for no log-probabilities.
     num_logprobs: int | None = None
+
+    def by_specification(self) -> Decoded:
+        """Return what `decode_token` says of the row."""
+        return Decoded(*decode_token(self.logits, self.draw, self.num_logprobs), num_specified=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,7 @@ class Decoded:
 
     token: int
     logprobs: TokenLogprobs | None = None
+    num_specified: int = field(default=0, compare=False)  # 1 if `decode_token` drew it
 
 
 Question: TypeAlias = ToPropose | ToDecode | ToJudge

@@ -110,14 +110,14 @@ class ComputeThread:
             self.limit_s = max(_LEAST_LIMIT_S, _TIMES_EXPECTED * expected_s)
         if not scheduled:
             return False
-        works = [work for work, _ in scheduled]
+        works = list(dict.fromkeys(work for work, _ in scheduled))
         began = time.perf_counter()
         try:
             logits = self._run(scheduled)
         except Exception as error:
             self._fail(works, error)
             return True
-        self._postprocess(works, logits)
+        self._postprocess(scheduled, logits)
         taken_s = self._now() - began
         self._state.scheduler.observe(taken_s, scheduled)
         for work in works:
@@ -189,8 +189,9 @@ class ComputeThread:
         return time.perf_counter()
 
     def _begin(self, work: Work) -> None:
-        self._state.ledger.touch(work.lease)
-        self._state.stop_ahead(work.lease.sequences[choice] for choice in work.choices)
+        for lease in work.leases:
+            self._state.ledger.touch(lease)
+            self._state.stop_ahead(lease.sequences[choice] for choice in work.choices)
         try:
             work.begin()
         except RapidError as error:
@@ -204,35 +205,37 @@ class ComputeThread:
         else:
             self._state.scheduler.add(work)
 
-    def _postprocess(self, works: list[Work], logits: list[torch.Tensor]) -> None:
+    def _postprocess(self, scheduled: Scheduled, logits: list[torch.Tensor]) -> None:
         """Hand each work that was not dropped its logits and what is drawn from them."""
-        causes: list[Exception] = []
+        causes: dict[Work, Exception] = {}
         asking: list[Work] = []
         questions: list[Question] = []
-        for work, rows in zip(works, logits, strict=True):
-            if not self._state.is_wanted(work):
+        for (work, _), rows in zip(scheduled, logits, strict=True):
+            if work in causes or not self._state.is_wanted(work):
                 continue  # dropped or released during the forward
             try:
                 question = work.take(rows)
             except Exception as error:
                 self._end([work], error)
-                causes.append(error)
+                causes[work] = error
                 continue
             if question is not None:
                 asking.append(work)
                 questions.append(question)
-        for work, answer in zip(asking, self._answers(questions), strict=True):
+        answers = self._answers(questions)
+        self._state.scheduler.count_drawn(answers)
+        for work, answer in zip(asking, answers, strict=True):
             try:
                 if isinstance(answer, Exception):
                     raise answer
                 work.use(answer)
             except Exception as error:
                 self._end([work], error)
-                causes.append(error)
-        if len(causes) < len(works):  # the step was good unless all fail on their own
+                causes[work] = error
+        if any(work not in causes for work, _ in scheduled):  # else all fail on their own
             self._num_failed = 0
         else:
-            self._count(causes[0])
+            self._count(next(iter(causes.values())))
 
     def _answers(self, questions: list[Question]) -> Sequence[Answer | Exception]:
         """Return what is drawn from the logits of a step; on failure the cause, for each."""
@@ -257,14 +260,14 @@ class ComputeThread:
 
     def _end(self, works: list[Work], cause: Exception) -> None:
         """End the leases of failed work, whose KV may be corrupt; the engine goes on if it can."""
-        lease_ids = sorted({work.lease.lease_id for work in works})
-        logger.error("a step failed; its leases end: %s", ", ".join(lease_ids), exc_info=cause)
+        leases = {lease.lease_id: lease for work in works for lease in work.leases}
+        logger.error("a step failed; its leases end: %s", ", ".join(sorted(leases)), exc_info=cause)
         error = EngineFailed("The engine failed at a step; its log says why.")
         error.__cause__ = cause
         with self._state.guard:
-            for work in works:
-                if self._state.ledger.is_open(work.lease):
-                    self._state.end(work.lease, "failed", error)
+            for lease in leases.values():
+                if self._state.ledger.is_open(lease):
+                    self._state.end(lease, "failed", error)
         if is_of_the_device(cause):
             self._close(cause, "its device failed")
 

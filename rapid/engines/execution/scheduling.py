@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from rapid.engines.attention.batch import Feed
 from rapid.engines.execution.joining import Joining
@@ -12,6 +13,8 @@ from rapid.engines.execution.timings import StepCosts, StepTotals
 from rapid.engines.kv.lease import Lease
 from rapid.engines.work.base import MIN_CHUNK_TOKENS, Work
 from rapid.ports import Clock
+from rapid.speculation.acceptance import Judgement
+from rapid.speculation.questions import Decoded
 
 Scheduled = list[tuple[Work, Feed]]
 
@@ -104,16 +107,16 @@ class Scheduler:
                 break
             work = self._steps.popleft()
             self._steps.append(work)
-            feed = work.feed(left)
-            selected.append((work, feed))
-            left -= len(feed.token_ids)
+            for feed in work.feeds(left):
+                selected.append((work, feed))
+                left -= len(feed.token_ids)
         is_drafting = all(work.kind == "draft" for work, _ in selected)
         for work, feed in self._chunks(max(left, MIN_CHUNK_TOKENS), is_alone=not selected):
             selected.append((work, feed))
             left -= len(feed.token_ids)
         if is_drafting:
             for work in list(self._ahead)[: max(left, 0)]:
-                selected.append((work, work.feed(1)))
+                selected += [(work, feed) for feed in work.feeds(1)]
         return selected
 
     def _wait_s(self) -> float:
@@ -131,7 +134,8 @@ class Scheduler:
 
     def observe(self, seconds: float, scheduled: Scheduled) -> None:
         """Update the measured costs with the duration of a step, in seconds."""
-        self.totals.add(seconds, [feed for _, feed in scheduled])
+        num_works = len({work for work, _ in scheduled})
+        self.totals.add(seconds, num_works, [feed for _, feed in scheduled])
         prefills = [feed for _, feed in scheduled if not feed.num_wanted]
         is_alone = _is_alone(scheduled)
         self.costs.observe(seconds, prefills, is_alone=is_alone)
@@ -143,9 +147,16 @@ class Scheduler:
         else:
             self._spared.append(seconds)
             if self._joining and all(work.kind == "step" for work, _ in scheduled):
-                self._joining.observe(seconds, len(scheduled))
+                self._joining.observe(seconds, num_works)
         if not is_alone:
             self._away_since = self._clock()
+
+    def count_drawn(self, answers: Iterable[object]) -> None:
+        """Count the tokens of a step's answers, and those that the specification decided."""
+        for answer in answers:
+            if isinstance(answer, Judgement | Decoded):
+                self.totals.drawn += len(answer.token_ids) if isinstance(answer, Judgement) else 1
+                self.totals.specified += answer.num_specified
 
     def _chunks(self, limit: int, *, is_alone: bool) -> Scheduled:
         """Return this step's prefill rows, at most `limit`, shared by tenants, then by leases."""
@@ -162,9 +173,10 @@ class Scheduler:
             for num_fed, work in enumerate(works):
                 if share <= 0:
                     break
-                feed = work.feed(min(share, max(share // (len(works) - num_fed), MIN_CHUNK_TOKENS)))
-                chunks.append((work, feed))
-                share -= len(feed.token_ids)
+                most = min(share, max(share // (len(works) - num_fed), MIN_CHUNK_TOKENS))
+                for feed in work.feeds(most):
+                    chunks.append((work, feed))
+                    share -= len(feed.token_ids)
             limit += share
             queue = self._prefills[tenant]
             queue.remove(works[0])

@@ -42,13 +42,22 @@ class EngineState:
 
     # --- for callers ------------------------------------------------------------------------------
 
-    def submit(self, lease_id: str, make: Callable[[Lease], Work], reply: Reply) -> Work:
-        """Hand in and return a lease's call; raise OutOfStep if its choice has one in progress."""
+    def submit(self, lease_ids: Iterable[str], make: Callable[..., Work], reply: Reply) -> Work:
+        """Hand in and return the call that `make` returns for some leases.
+
+        Raises:
+            LeaseNotFound: One of them is not open.
+            OutOfStep: Its choice has another call in progress.
+        """
         self.check_running()
-        work = make(self.ledger.get(lease_id))
-        if work.lease.busy.intersection(work.choices):
-            raise OutOfStep(f"lease {lease_id!r} has another call in progress on this choice")
-        work.lease.busy.update(work.choices)
+        work = make(*map(self.ledger.get, lease_ids))
+        for lease in work.leases:
+            if lease.busy.intersection(work.choices):
+                raise OutOfStep(
+                    f"lease {lease.lease_id!r} has another call in progress on this choice"
+                )
+        for lease in work.leases:
+            lease.busy.update(work.choices)
         self._replies[work] = reply
         self._inbox.append(work)
         self.guard.notify()
@@ -61,8 +70,9 @@ class EngineState:
         self.scheduler.drop(work)
         if work in self._inbox:
             self._inbox.remove(work)
-        work.lease.busy.difference_update(work.choices)
-        self.ledger.touch(work.lease)
+        for lease in work.leases:
+            lease.busy.difference_update(work.choices)
+            self.ledger.touch(lease)
 
     def await_ending(self, lease_id: str, reply: Reply) -> None:
         """Settle `reply` with the ending of a lease, once it ends."""
@@ -78,7 +88,7 @@ class EngineState:
 
     def end(self, lease: Lease, ending: Ending, error: Exception | None = None) -> None:
         """Close a lease: answer its calls and those who await its end, and free its pages."""
-        for work in [work for work in self._replies if work.lease is lease]:
+        for work in [work for work in self._replies if lease in work.leases]:
             self.settle(work, error or LeaseNotFound(f"lease {lease.lease_id!r} was {ending}"))
         for reply in self._endings.pop(lease, []):
             reply.settle(ending)
@@ -167,8 +177,8 @@ class EngineState:
         self._announce_closing()
 
     def _may_begin(self, work: Work) -> bool:
-        # A call waits while pages that its lease will write are copied between the tiers.
-        return not self.ledger.awaits_copies(work.lease)
+        # A call waits while pages that its leases will write are copied between the tiers.
+        return not any(map(self.ledger.awaits_copies, work.leases))
 
     def _announce_closing(self) -> None:
         for reply in self._closings:

@@ -1,8 +1,9 @@
 """Base classes of the calls on an engine.
 
-A call is a small state machine over one sequence (prefill: over all sequences of a lease), on the
-compute thread. Every step takes rows of the selected work (`feed`) and hands back their logits
-(`take`); questions about draws are answered for all work of a step at once (`use`).
+A call is a small state machine on the compute thread, over one sequence (prefill: over all
+sequences of a lease; a witnessed block: over one of each of two leases). Every step takes rows of
+the selected work (`feeds`) and hands back their logits (`take`); questions about draws are answered
+for all work of a step at once (`use`).
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ class Times:
 
 
 class Work(ABC):
-    """Call in progress on a lease."""
+    """Call in progress on a lease, or on several together."""
 
     kind: Literal["step", "draft", "ahead", "prefill"] = "step"  # which verifies or decodes
     next_page: int | None = None  # of a prompt to compute, which other prefills may wait for
 
-    def __init__(self, lease: Lease, choices: tuple[int, ...]) -> None:
-        self.lease = lease
+    def __init__(self, lease: Lease, choices: tuple[int, ...], *others: Lease) -> None:
+        self.lease = lease  # the one that is answered
+        self.leases = (lease, *others)
         self.choices = choices  # whose sequences it changes; no other call may be in progress there
         self.result: object = None
         self.is_done = False
@@ -65,12 +67,15 @@ class Work(ABC):
         """Publish KV for other work; called after its forwards, with the engine's lock."""
 
     @abstractmethod
-    def feed(self, limit: int) -> Feed:
-        """Return the rows for the next forward; only prefills keep to `limit` rows."""
+    def feeds(self, limit: int) -> list[Feed]:
+        """Return the next forward's rows of each sequence; only prefills keep to `limit` rows."""
 
     @abstractmethod
     def take(self, logits: torch.Tensor) -> Question | None:
-        """Count the rows just computed; return what to draw from logits [num_wanted, vocab]."""
+        """Count the rows of a sequence; return what to draw from its logits [num_wanted, vocab].
+
+        It is called after the forward, once for each of `feeds`, in their order.
+        """
 
     def use(self, answer: Answer) -> None:  # noqa: B027 (most work asks nothing)
         """Use the answer to what `take` returned."""
@@ -113,13 +118,26 @@ class SequenceWork(Work):
             raise OutOfStep(f"lease {self.lease.lease_id!r} is not prefilled yet")
 
     @override
+    def feeds(self, limit: int) -> list[Feed]:
+        return [self.feed(limit)]
+
     def feed(self, limit: int) -> Feed:
-        sequence = self.sequence
-        num_behind = sequence.num_pending - self._num_wanted()
-        limit = sequence.most_rows(max(limit, MIN_CHUNK_TOKENS))
-        if num_behind > 0 and not self._fits(limit):
-            return self._rows(sequence.pending(min(num_behind, limit)), 0)
-        return self._feed_wanted()
+        """Return the rows for the next forward: those left before the wanted ones, or these."""
+        if not self.is_behind(limit):
+            return self._feed_wanted()
+        num_rows = min(self._num_behind(), self._most_rows(limit))
+        return self._rows(self.sequence.pending(num_rows), 0)
+
+    def is_behind(self, limit: int) -> bool:
+        """Return whether rows are left that do not go into one forward with the wanted ones."""
+        return self._num_behind() > 0 and not self._fits(self._most_rows(limit))
+
+    def _num_behind(self) -> int:
+        """Return the number of rows left before the wanted ones."""
+        return self.sequence.num_pending - self._num_wanted()
+
+    def _most_rows(self, limit: int) -> int:
+        return self.sequence.most_rows(max(limit, MIN_CHUNK_TOKENS))
 
     def _fits(self, limit: int) -> bool:
         """Return whether tokens committed elsewhere go into one forward with the wanted rows."""

@@ -80,7 +80,7 @@ class Prefill(Work):
         self._fork_or_finish()
 
     @override
-    def feed(self, limit: int) -> Feed:
+    def feeds(self, limit: int) -> list[Feed]:
         sequence = self._current()
         is_prompt, scratch = sequence.num_computed < self._num_prompt, None
         stop = len(sequence.token_ids) - 1
@@ -89,8 +89,8 @@ class Prefill(Work):
         limit = sequence.most_rows(limit)
         token_ids = sequence.pending(min(limit, stop - sequence.num_computed))
         self._num_fed = len(token_ids)
-        ring = sequence.ring
-        return Feed(token_ids, sequence.num_computed, sequence.table, 0, ring=ring, scratch=scratch)
+        position, ring = sequence.num_computed, sequence.ring
+        return [Feed(token_ids, position, sequence.table, 0, ring=ring, scratch=scratch)]
 
     @override
     def take(self, logits: torch.Tensor) -> Question | None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 import torch
 from typing_extensions import override
 
+from rapid.engines.attention.batch import Feed
 from rapid.engines.kv.lease import Lease
-from rapid.engines.work.base import SequenceWork
+from rapid.engines.work.base import SequenceWork, Work
 from rapid.errors import BadRequest, OutOfStep
 from rapid.messages import DraftBlock, TargetLogits
 from rapid.speculation.acceptance import Judgement, num_rows
 from rapid.speculation.draw import Draw
-from rapid.speculation.questions import Answer, ToJudge
+from rapid.speculation.questions import Answer, Question, ToJudge
 
 
 class Judging(SequenceWork):
@@ -58,6 +60,11 @@ class Judging(SequenceWork):
         num_left = terms.max_tokens - self.sequence.num_generated
         return num_rows(len(self._block), num_left, terms.speculation)
 
+    def commit(self, judgement: Judgement) -> None:
+        """Commit the tokens of the block's judgement."""
+        self.sequence.log_odds = judgement.log_odds
+        self.sequence.commit(judgement.token_ids)
+
 
 class Score(Judging):
     """Call for the target's logits of a block; commits nothing, keeps its KV for `Commit`."""
@@ -87,7 +94,10 @@ class Scored:
 
 
 class Weigh(Judging):
-    """Call like `Score` for a block that is judged on this engine, with two readings at once."""
+    """Call like `Score` for a block that is judged in this process, beside another engine's rows.
+
+    Readings of one engine are judged by `WitnessedVerify`, in one step.
+    """
 
     @override
     def _ask(self, logits: torch.Tensor) -> None:
@@ -121,6 +131,56 @@ class Verify(Judging):
     @override
     def use(self, answer: Answer) -> None:
         judgement = cast(Judgement, answer)
-        self.sequence.log_odds = judgement.log_odds
-        self.sequence.commit(judgement.token_ids)
+        self.commit(judgement)
         self.finish(judgement.verdict(self._block, self.elapsed_ms))
+
+
+class Witness(Judging):
+    """Part of a `WitnessedVerify`: the rows of the lease that reads the retrieved text."""
+
+    rows: torch.Tensor  # logits of the block's positions, until the step is judged [rows, vocab]
+
+    @override
+    def _ask(self, logits: torch.Tensor) -> None:
+        self.rows = logits
+
+
+class WitnessedVerify(Work):
+    """Call that judges a block with two readings of one engine, and commits it on both or neither.
+
+    Both leases' rows go into one forward, once neither has tokens left to compute before them.
+    """
+
+    def __init__(self, target: Verify, witness: Witness) -> None:
+        super().__init__(target.lease, target.choices, witness.lease)
+        self._target = target
+        self._witness = witness
+        self._fed: deque[Verify | Witness] = deque()  # whose rows are in the forward, in order
+        self._question: ToJudge | None = None  # of the target's rows alone
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        self._target.begin()
+        self._witness.begin()
+
+    @override
+    def feeds(self, limit: int) -> list[Feed]:
+        both, share = (self._target, self._witness), limit // 2
+        self._fed = deque([part for part in both if part.is_behind(share)] or both)
+        return [part.feed(share) for part in self._fed]
+
+    @override
+    def take(self, logits: torch.Tensor) -> Question | None:
+        part = self._fed.popleft()
+        question = part.take(logits)
+        if part is self._target:
+            self._question = cast("ToJudge | None", question)
+            return None
+        return self._question and replace(self._question, witness=self._witness.rows)
+
+    @override
+    def use(self, answer: Answer) -> None:
+        self._target.use(answer)
+        self._witness.commit(cast(Judgement, answer))
+        self.finish(self._target.result)

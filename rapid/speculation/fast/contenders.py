@@ -3,10 +3,9 @@
 Two passes over the logits find the highest one and the sum of the weights. Then probabilities are
 computed only of *contenders*: the proposed tokens, and those that a bound does not exclude.
 
-Its price is a second fast form beside `rapid.speculation.fast.weights`: this module, `fused_rows`
-and `rows`. It stays because that form takes 4 to 12 times as long on a CPU: at 128,256 tokens, six
-blocks of eight are judged here in 15 to 36 ms, there in 65 to 215
-(`benchmarks/results/sampling.md`).
+It is the fast form for CPUs, with `rows`: at 128,256 tokens, six blocks of eight
+are judged here in 15 to 36 ms, and by operations on whole rows in 65 to 215
+(`benchmarks/results/sampling.md`). On CUDA that is `rapid.speculation.fast.row_kernels`.
 """
 
 from __future__ import annotations
@@ -18,15 +17,28 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rapid.messages import Float32Array
-from rapid.speculation.draw import Draw
-from rapid.speculation.fast.fused_rows import MANY, Fused, Proposal, fuse_row, read_proposal
-from rapid.speculation.fast.philox import keys_of, uniforms_at
-from rapid.speculation.fast.rows import FINE, MOST_ERROR, OF_PEAK, Ids, Row
-from rapid.speculation.noise import Float64Array, Purpose, Words, numbers
+from rapid.messages import Float32Array, Int32Array
+from rapid.speculation.acceptance import draft_purpose, propose
+from rapid.speculation.draw import Draw, keys_of, uniforms_at
+from rapid.speculation.fast.rows import (
+    FINE,
+    MANY,
+    MOST_ERROR,
+    OF_PEAK,
+    Fused,
+    Ids,
+    Proposal,
+    Row,
+    fuse_row,
+    read_proposal,
+)
+from rapid.speculation.noise import Float64Array, Purpose, Words, numbers, race
+from rapid.speculation.questions import Proposed
 
 _LATE = 7.0  # mean times of a race, before which it ends but for one in 1,100
 _MOST_DRAWN = 512  # tokens whose random numbers alone are drawn
+_SPARSE = 50_000  # tokens of a vocabulary from which a proposal's candidates alone have numbers
+_MOST_PROPOSED = 1024  # candidates for which that is so
 _PART = 2**15  # numbers that are drawn at once; a multiple of the four of a counter
 
 
@@ -93,6 +105,14 @@ def draw_token(logits: torch.Tensor, draw: Draw) -> tuple[int, bool]:
     kept, is_sure = _filter(Fused(row, none.astype(np.int64), none, none), draw)
     token, is_first = _race(kept, draw, Purpose.RESULT)
     return token, is_sure and is_first
+
+
+def propose_sparsely(ids: Int32Array, probs: Float32Array, draw: Draw) -> Proposed:
+    """Draw a token as `propose` does; from a long vocabulary with the candidates' numbers alone."""
+    if draw.is_greedy or ids.max() < _SPARSE or len(ids) > _MOST_PROPOSED:
+        return Proposed(propose(ids, probs, draw), ids, probs)
+    noise = uniforms_at(keys_of([draw], draft_purpose(draw)), ids[None])[0]
+    return Proposed(int(ids[race(probs.astype(np.float64), noise)]), ids, probs)
 
 
 def best_logit(logits: Float32Array, temperature: float) -> tuple[int, bool]:

@@ -1,4 +1,4 @@
-"""What the Triton kernel takes on two generations of GPUs, compiled ahead of time without one."""
+"""What the Triton kernels take on two generations of GPUs, compiled ahead of time without one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ MAX_SHARED_BYTES = {80: 163 * 2**10, 90: 227 * 2**10}  # of a program, from the 
 @pytest.fixture(scope="module")
 def compiled() -> list[dict[str, Any]]:
     """The launches that are taken where none was timed, in bfloat16, and with KV in fp8."""
+    return compile_ahead()
+
+
+def compile_ahead(*options: str) -> list[dict[str, Any]]:
     environment = os.environ | {"TRITON_INTERPRET": "0"}
-    command = [sys.executable, "-m", "benchmarks.engine.kernel_resources", "--quick", "--json"]
+    module = "benchmarks.engine.kernel_resources"
+    command = [sys.executable, "-m", module, "--quick", "--json", *options]
     ran = subprocess.run(
         command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT
     )
@@ -45,3 +50,10 @@ def test_nothing_is_spilled_and_registers_are_bounded(compiled: list[dict[str, A
     for one in compiled:
         most = MAX_REGISTERS if one["keys"] == "bf16" else MORE_REGISTERS
         assert one["registers"] <= most[one["packed"]]
+
+
+def test_kernels_that_draw_tokens_spill_nothing() -> None:
+    compiled = compile_ahead("--drawing")
+    assert {one["capability"] for one in compiled} == {80, 90}
+    assert [one["spilled_bytes"] for one in compiled] == [0] * 12
+    assert max(one["registers"] for one in compiled) <= 128

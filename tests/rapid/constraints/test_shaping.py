@@ -21,11 +21,11 @@ NUM_TOKENS = 24
 BIAS = ((3, -100.0), (5, 1.5), (8, -0.5), (13, 2.0))
 
 
-@pytest.fixture(params=["one by one", "together"])
+@pytest.fixture(params=["one by one", pytest.param("together", marks=pytest.mark.slow)])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Rows are drawn by the fast code of a CPU, and by that of a batch."""
+    """Rows are drawn by the fast code of a CPU, and by CUDA's kernels in the interpreter."""
     monkeypatch.setattr("rapid.speculation.fast.step._LONG", 0)
-    monkeypatch.setattr("rapid.speculation.fast.step._SPARSE", 0)
+    monkeypatch.setattr("rapid.speculation.fast.contenders._SPARSE", 0)
     if request.param == "together":
         name = "rapid.engines.execution.compute.answer_questions"
         monkeypatch.setattr(name, answer_together)

@@ -47,8 +47,8 @@ class Rows(Work):
         self.kind = kind
 
     @override
-    def feed(self, limit: int) -> Feed:
-        return Feed([0], 0, PageTable((), 16), 0 if self.kind == "prefill" else 1)
+    def feeds(self, limit: int) -> list[Feed]:
+        return [Feed([0], 0, PageTable((), 16), 0 if self.kind == "prefill" else 1)]
 
     @override
     def take(self, logits: torch.Tensor) -> None:

@@ -39,13 +39,13 @@ class FakeWork(Work):
         return self.num_fed
 
     @override
-    def feed(self, limit: int) -> Feed:
+    def feeds(self, limit: int) -> list[Feed]:
         if self.kind != "prefill":
-            return Feed([0] * self.num_rows, 0, TABLE, self.num_rows)
+            return [Feed([0] * self.num_rows, 0, TABLE, self.num_rows)]
         rows = min(limit, self.num_rows - self.num_fed)
         feed = Feed([0] * rows, self.num_fed, TABLE, 0)
         self.num_fed += rows
-        return feed
+        return [feed]
 
     @override
     def take(self, logits: torch.Tensor) -> None:

@@ -380,7 +380,7 @@ async def test_a_call_that_was_given_up_does_not_arrive(engine: Engine) -> None:
     state = engine._state
     with state.guard:  # the compute thread waits
         work = state.submit(
-            "a", lambda lease: Commit(lease, Verdict("a", 0, 0, (1,), 0, 0, False)), Reply()
+            ["a"], lambda lease: Commit(lease, Verdict("a", 0, 0, (1,), 0, 0, False)), Reply()
         )
         state.forget(work)
         assert work not in state.arrivals()

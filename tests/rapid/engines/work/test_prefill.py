@@ -28,7 +28,7 @@ def test_only_the_pages_that_are_missing_are_computed() -> None:
     prefill = Prefill(lease, NO_LAYERS, ledger.prefixes, PAGE_TOKENS)
     prefill.begin()
     prefill.advance()
-    fed = prefill.feed(64)
+    (fed,) = prefill.feeds(64)
     assert (fed.position, list(fed.token_ids)) == (PAGE_TOKENS, prompt[8:16].tolist())
     assert lease.num_read == PAGE_TOKENS
     prefill.take(torch.empty(0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -19,13 +19,11 @@ from rapid.messages import DraftBlock
 from rapid.planning import shapes
 from rapid.speculation.acceptance import Judgement, decode_token, propose
 from rapid.speculation.draw import Draw
-from rapid.speculation.fast import contenders, step
+from rapid.speculation.fast import contenders, step, together
 from rapid.speculation.fast.contenders import best_logit, draw_token
-from rapid.speculation.fast.fused_rows import MANY, Fused
 from rapid.speculation.fast.judging import is_within_reach
-from rapid.speculation.fast.rows import FINE, Row
+from rapid.speculation.fast.rows import FINE, MANY, Fused, Row
 from rapid.speculation.fast.step import answer_questions, answer_together, judge_block
-from rapid.speculation.fast.weights import softmax
 from rapid.speculation.questions import (
     Answer,
     Decoded,
@@ -46,7 +44,7 @@ def vocabularies_count_as_long() -> Iterator[None]:
     """A CPU leaves short ones to the specification, as it takes no longer."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rapid.speculation.fast.step._LONG", 0)
-        patch.setattr("rapid.speculation.fast.step._SPARSE", 0)
+        patch.setattr("rapid.speculation.fast.contenders._SPARSE", 0)
         yield
 
 
@@ -90,10 +88,10 @@ def told(answer: Answer | Exception | type[Exception]) -> Any:
     return type(answer) if isinstance(answer, Exception) else answer
 
 
-def assert_specified(questions: Sequence[Question]) -> None:
+def assert_specified(questions: Sequence[Question], ways: Iterable[str] = WAYS) -> None:
     expected = [told(specified(question)) for question in questions]
-    for answer in WAYS.values():
-        assert [told(one) for one in answer(questions)] == expected
+    for way in ways:
+        assert [told(one) for one in WAYS[way](questions)] == expected
 
 
 @pytest.mark.parametrize("vocab", [2, 3, 20])
@@ -103,10 +101,12 @@ def test_a_vocabulary_of_few_tokens_is_judged_at_the_strongest_move(vocab, coupl
     numbers = np.random.default_rng(vocab)
     speculation = SpeculationConfig(transfer="adaptive", eta=300, coupling=coupling)
     draws = [Draw(SamplingConfig(seed=seed), speculation, 0, seed) for seed in range(20)]
-    assert_specified(blocks(numbers, draws, vocab, is_witnessed=True, kind="usual"))
+    questions = blocks(numbers, draws, vocab, is_witnessed=True, kind="usual")
+    assert_specified(questions, ["one by one"])
+    assert_specified(questions[:3], ["together"])
 
 
-@given(
+ASKED = st.tuples(
     st.lists(st.tuples(SAMPLINGS, SPECULATIONS), min_size=1, max_size=3),
     st.sampled_from([3, 17, 300, 2048]),
     st.sampled_from([torch.bfloat16, torch.float32]),
@@ -115,10 +115,9 @@ def test_a_vocabulary_of_few_tokens_is_judged_at_the_strongest_move(vocab, coupl
     st.sampled_from(["usual", *ROWS]),
     st.integers(0, 2**32),
 )
-@settings(max_examples=150)
-def test_whatever_is_asked_the_answers_are_the_specifications(
-    asked, vocab, dtype, is_witnessed, num_logprobs, kind, seed
-):
+
+
+def ask_anything(ways, asked, vocab, dtype, is_witnessed, num_logprobs, kind, seed) -> None:
     numbers = np.random.default_rng(seed)
     draws = [
         Draw(sampling, speculation, int(numbers.integers(5)), int(numbers.integers(10_000)))
@@ -129,7 +128,26 @@ def test_whatever_is_asked_the_answers_are_the_specifications(
     judging = [replace(question, num_logprobs=num_logprobs) for question in judging]
     rows = [(question.logits[0], question.draw) for question in judging]
     plain = [ToDecode(*row, num_logprobs) for row in rows]
-    assert_specified([*judging, *plain, *(ToPropose(*row) for row in rows)])
+    assert_specified([*judging, *plain, *(ToPropose(*row) for row in rows)], ways)
+
+
+@given(ASKED)
+@settings(max_examples=150)
+def test_whatever_is_asked_the_answers_are_the_specifications(asked):
+    ask_anything(["one by one"], *asked)
+
+
+@given(ASKED)
+@settings(max_examples=10)
+def test_whatever_is_asked_together_the_answers_are_the_specifications(asked):
+    ask_anything(["together"], *asked)
+
+
+@pytest.mark.slow
+@given(ASKED)
+@settings(max_examples=250)
+def test_kernels_in_the_interpreter_give_the_answers_of_the_specification(asked):
+    ask_anything(["together"], *asked)
 
 
 @pytest.mark.parametrize("above", [1.0, 10.0, 17.0])
@@ -137,37 +155,63 @@ def test_a_long_flat_tail_is_not_lost_beside_one_likely_token(above):
     logits = torch.zeros(2, 2**17)
     logits[:, 77] = above
     exact = torch.softmax(logits.double(), dim=-1)
-    found = softmax(logits, Draw(SamplingConfig(), SpeculationConfig(), 0, 0)).double()
-    assert ((found - exact).abs() <= 1e-6 * exact).all()
     row = Row.read(logits[0], 1.0, is_fine=False)
     np.testing.assert_allclose(row.probs(np.arange(2**17)), exact[0].numpy(), rtol=row.error / 5)
 
 
-@pytest.mark.parametrize("coupling", get_args(Coupling))
-@pytest.mark.parametrize(
-    ("transfer", "is_witnessed"),
-    [*((one, False) for one in get_args(Transfer)), ("adaptive", True)],
-)
-def test_nearly_all_rows_of_usual_settings_need_no_specification(
-    transfer, is_witnessed, coupling, monkeypatch
-):
-    numbers = np.random.default_rng(1)
-    speculation = SpeculationConfig(transfer=transfer, eta=5, coupling=coupling)
-    draws = [Draw(SamplingConfig(seed=seed), speculation, 0, 0) for seed in range(40)]
-    told_by = {"is_witnessed": is_witnessed, "rounds_to": torch.float32}
-    questions = blocks(numbers, draws, 500, **told_by)
-    expected = [question.by_specification() for question in questions]
-    asked = []
+@pytest.fixture
+def specifying(monkeypatch) -> list[ToJudge]:
+    """The blocks that were left to the specification."""
+    asked: list[ToJudge] = []
     plain = ToJudge.by_specification
-    monkeypatch.setattr(
-        ToJudge,
-        "by_specification",
-        lambda self, *rest, **rows: asked.append(1) or plain(self, *rest, **rows),
-    )
-    for answer in WAYS.values():
-        asked.clear()
-        assert [told(one) for one in answer(questions)] == [told(one) for one in expected]
-        assert len(asked) <= len(questions) // 4
+
+    def note(question: ToJudge, *rest: Any, **rows: Any) -> Judgement:
+        asked.append(question)
+        return plain(question, *rest, **rows)
+
+    monkeypatch.setattr(ToJudge, "by_specification", note)
+    return asked
+
+
+SETTINGS = [
+    *((each, False, how) for each in get_args(Transfer) for how in get_args(Coupling)),
+    *(("adaptive", True, coupling) for coupling in get_args(Coupling)),
+]
+
+
+def usual(num_blocks: int, transfer, is_witnessed, coupling, **sampling: Any) -> list[ToJudge]:
+    speculation = SpeculationConfig(transfer=transfer, eta=5, coupling=coupling)
+    draws = [
+        Draw(SamplingConfig(seed=seed, **sampling), speculation, 0, 0) for seed in range(num_blocks)
+    ]
+    told_by = {"is_witnessed": is_witnessed, "rounds_to": torch.float32}
+    return blocks(np.random.default_rng(1), draws, 500, **told_by)
+
+
+@pytest.mark.parametrize(("transfer", "is_witnessed", "coupling"), SETTINGS)
+def test_nearly_all_rows_of_usual_settings_need_no_specification(
+    transfer, is_witnessed, coupling, specifying
+):
+    questions = usual(40, transfer, is_witnessed, coupling)
+    expected = [told(question.by_specification()) for question in questions]
+    specifying.clear()
+    assert [told(one) for one in answer_questions(questions)] == expected
+    assert len(specifying) <= len(questions) // 4
+
+
+def test_blocks_of_all_settings_are_judged_in_one_batch(specifying):
+    questions = [
+        question
+        for index, each in enumerate(SETTINGS)
+        for question in usual(1, *each, temperature=0.5 + 0.1 * index)
+    ]
+    expected = [told(question.by_specification()) for question in questions]
+    specifying.clear()
+    assert len(together.make_batches(questions)) == 1
+    answers = answer_together(questions)
+    assert [told(one) for one in answers] == expected
+    assert [one.num_specified for one in answers] == [0] * len(questions)
+    assert not specifying
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -176,7 +220,7 @@ def test_nearly_all_rows_of_usual_settings_need_no_specification(
     SamplingConfig(top_k=3, top_p=0.4),
 ])  # fmt: skip
 def test_of_equal_tokens_the_specification_decides(way, sampling):
-    for seed in range(20):
+    for seed in range(20 if way == "one by one" else 1):
         draw = Draw(sampling.model_copy(update={"seed": seed}), SpeculationConfig(eta=0), 0, 0)
         for logits in (torch.zeros(5_000), torch.arange(5_000).remainder(3).float()):
             question = ToDecode(logits, draw)
@@ -234,6 +278,7 @@ def test_a_sure_target_whose_one_token_is_moved_down_to_nothing_is_specified(way
         assert WAYS[way]([question]) == [question.by_specification()]
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # of the interpreter, in numpy
 @pytest.mark.parametrize("way", WAYS)
 def test_logits_that_are_not_numbers_end_their_own_answer_only(way):
     draw = Draw(SamplingConfig(), SpeculationConfig(), 0, 0)
@@ -280,6 +325,7 @@ def test_proposals_in_a_form_that_no_drafter_sends_are_left_to_the_specification
     (question,) = blocks(np.random.default_rng(3), [draw], 50)
     question = replace(question, block=strange(question.block)[case])
     assert not is_within_reach(question)
+    assert not together.make_batches([question])
     assert_specified([question])
 
 
@@ -307,14 +353,14 @@ def test_a_cpu_leaves_short_vocabularies_to_the_specification(monkeypatch):
 
 
 def test_what_is_computed_at_once_is_part_of_the_memory_plan():
-    assert step._MOST_ROWS == shapes._JUDGED_ROWS
+    assert together.MOST_ROWS == shapes._JUDGED_ROWS
     draw = Draw(SamplingConfig(), SpeculationConfig(eta=0), 0, 0)
-    questions = blocks(np.random.default_rng(0), [draw] * 40, 20)
-    batches = step._batches(questions)
-    rows = [sum(len(questions[index].block) for index in batch) for batch in batches]
+    questions = blocks(np.random.default_rng(0), [draw] * 60, 20)
+    batches = together.make_batches(questions)
+    rows = [sum(len(question.block) for question in batch.questions) for batch in batches]
     assert len(rows) > 1
-    assert max(rows) <= step._MOST_ROWS
-    assert_specified(questions)
+    assert max(rows) <= together.MOST_ROWS
+    assert [index for batch in batches for index in batch.indices] == list(range(len(questions)))
 
 
 def test_requests_of_one_step_are_drawn_at_their_own_temperatures():
@@ -325,6 +371,20 @@ def test_requests_of_one_step_are_drawn_at_their_own_temperatures():
         for seed in range(5)
     ]
     assert_specified([ToDecode(logits, draw) for draw in draws])
+
+
+def test_kernels_are_used_where_they_answer_as_the_specification_does(monkeypatch, caplog):
+    assert step.has_kernels.__wrapped__(torch.device("cpu"))
+    assert not caplog.records
+    with monkeypatch.context() as patch:
+        patch.setattr(step, "answer_together", lambda questions: [Decoded(0)] * len(questions))
+        assert not step.has_kernels.__wrapped__(torch.device("cpu"))
+        patch.setattr(step, "answer_together", lambda questions: [EngineFailed("no device")])
+        assert not step.has_kernels.__wrapped__(torch.device("cpu"))
+    assert [record.message.split(", and")[0].split(":")[0] for record in caplog.records] == [
+        "kernels that draw tokens disagree with the specification",
+        "kernels that draw tokens fail",
+    ]
 
 
 def test_nothing_asked_is_nothing_answered():
