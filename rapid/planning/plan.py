@@ -135,7 +135,7 @@ class Replica:
 
     @property
     def unpackable(self) -> str | None:
-        """What of a shard cannot be packed in four bits, such as ``80 columns``; None if all can."""
+        """What of a shard four bits cannot pack, such as ``80 columns``; None if they can all."""
         return packed_bits.unpackable(self._part) if self._is_int4 else None
 
     @property
