@@ -5,9 +5,10 @@ it spills, the shared memory of a program and, of attention, into how many buffe
 keys and values: two mean that a block is loaded while the one before is computed. Attention is
 compiled for capabilities 8.0 (A100) and 9.0 (H100, H200), in every number format and size of tile,
 and with KV in fp8 for 9.0, with queries in bfloat16. `--drawing` prints the kernels that draw and
-judge tokens instead, for every capability from 8.0 to 12.0.
+judge tokens instead, and `--layers` those of a layer's other operations, for every capability from
+8.0 to 12.0.
 
-    python -m benchmarks.engine.kernel_resources [--json] [--quick] [--drawing] [--group 4]
+    python -m benchmarks.engine.kernel_resources [--json] [--quick] [--drawing | --layers]
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ from rapid.engines.attention.triton_kernel import (
     first_launch,
 )
 from rapid.engines.attention.work_items import BLOCK_KEYS
+from rapid.engines.forward import layer_kernels
 from rapid.speculation.fast import row_kernels
 
 CAPABILITIES = (80, 90)
-DRAWING_CAPABILITIES = (80, 89, 90, 100, 120)
+ALL_CAPABILITIES = (80, 89, 90, 100, 120)
 DRAWING = (
     "read_rows", "settle_blocks", "fuse_rows", "cut_rows", "race_rows", "choose_tokens",
 )  # fmt: skip
@@ -50,6 +52,9 @@ DRAWING_POINTERS = {"logits": "*fp32"} | dict.fromkeys(
     "*fp64",
 )  # fmt: skip
 FP8 = "fp8e4nv"  # Triton's name of e4m3
+LAYER_WIDTHS = (2048, 5376, 8192, 16384)
+LAYER_HEADS = (64, 96, 128, 256)
+LAYER_TYPES = {"scales": "*fp32", "epsilon": "fp32", "slots": "*i64", "kv_head_stride": "i32"}
 FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 ALIGNED = {"query", "keys", "values", "table", "parts", "lses"}
 ALIGNED |= {"query_head_stride", "query_row_stride", "kv_head_stride"}  # Triton finds that out
@@ -105,19 +110,64 @@ def resources(
 
 def drawing_resources(capability: int, name: str) -> dict[str, Any]:
     """Compile a kernel that draws tokens and return what the compiler says about it."""
-    kernel = getattr(row_kernels, name)
     given = DRAWING_CONSTANTS | {"FILTERED": True}
+    return small_resources(capability, getattr(row_kernels, name), given, DRAWING_POINTERS, "i32")
+
+
+def layer_resources(capability: int) -> list[dict[str, Any]]:
+    """Compile the kernels of layers in bfloat16, plain and with all that there is; see above."""
+    found = []
+    # Whether it computes with norms in float32, and with fp8 where the device has that.
+    for has_all in (False, True):
+        is_fp8 = has_all and capability >= 89
+        kept = f"*{FP8}" if is_fp8 else "*bf16"
+        types = LAYER_TYPES | dict.fromkeys(("normed", "output", "keys", "values"), kept)
+        types |= dict.fromkeys(("after", "weight", "factors"), "*fp32" if has_all else "*bf16")
+        absent = {} if has_all else dict.fromkeys(("after", "factors", "centre"))
+        absent |= {} if is_fp8 else {"scales": None}
+        cases: list[tuple[str, int, dict[str, object]]] = []
+        for width in LAYER_WIDTHS:
+            block = 1 << (width - 1).bit_length()
+            constants = {"WIDTH": width, "BLOCK": block}
+            cases.append(("_add_norm", layer_kernels.warps_of(block), constants))
+        for head_dim in LAYER_HEADS:
+            dim, tile = layer_kernels.tile_of(head_dim)
+            constants = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "DIM": dim}
+            constants |= {"ROTATED": head_dim, "TILE": tile, "IS_FP8": is_fp8}
+            cases.append(("_store_heads", 4, constants))
+        for kind in layer_kernels.KINDS:
+            constants = {"WIDTH": 14_336, "KIND": kind, "BLOCK": layer_kernels.GATED}
+            cases.append(("_gate", layer_kernels.GATE_WARPS, constants))
+        found += [
+            small_resources(
+                capability, getattr(layer_kernels, name), constants | absent, types, "*bf16", warps
+            )
+            for name, warps, constants in cases
+        ]
+    return found
+
+
+def small_resources(
+    capability: int,
+    kernel: Any,
+    given: dict[str, Any],
+    types: dict[str, str],
+    other: str,
+    num_warps: int = 4,
+) -> dict[str, Any]:
+    """Compile a kernel, whose arguments that `types` does not name are of type `other`."""
     constants = {one: given[one] for one in kernel.arg_names if one in given}
     signature = {
-        one: "constexpr" if one in constants else DRAWING_POINTERS.get(one, "i32")
-        for one in kernel.arg_names
+        one: "constexpr" if one in constants else types.get(one, other) for one in kernel.arg_names
     }
     compiled = compile(
-        ASTSource(kernel, signature, constants), target=GPUTarget("cuda", capability, 32)
+        ASTSource(kernel, signature, constants),
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": num_warps},
     )
     return {
         "capability": capability,
-        "kernel": name,
+        "kernel": kernel.__name__.strip("_"),
         **used(compiled.asm["cubin"]),
         "shared_bytes": compiled.metadata.shared,
     }
@@ -152,6 +202,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="a list instead of a table")
     parser.add_argument("--quick", action="store_true", help="only first launches in bfloat16")
     parser.add_argument("--drawing", action="store_true", help="kernels that draw tokens instead")
+    parser.add_argument("--layers", action="store_true", help="kernels of layers instead")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--group", type=int, default=4, help="query heads of a KV head")
     arguments = parser.parse_args()
@@ -160,10 +211,13 @@ def main() -> None:
         (dtype, FORMATS[dtype], capability) for dtype in formats for capability in CAPABILITIES
     ]
     found = []
-    if arguments.drawing:
+    if arguments.drawing or arguments.layers:
         cases = []
-        capabilities = CAPABILITIES if arguments.quick else DRAWING_CAPABILITIES
-        found = [drawing_resources(one, name) for one in capabilities for name in DRAWING]
+        for capability in CAPABILITIES if arguments.quick else ALL_CAPABILITIES:
+            if arguments.drawing:
+                found += [drawing_resources(capability, name) for name in DRAWING]
+            else:
+                found += layer_resources(capability)
     for dtype, kept, capability in [*cases, (torch.bfloat16, FP8, 90)] if cases else []:
         is_float32 = dtype == torch.float32
         launches = [first_launch(dtype)] if is_float32 or arguments.quick else LAUNCHES

@@ -47,23 +47,40 @@ def attend_ragged(
         sliding_window: number of last keys, up to itself, that each row attends to; None for all.
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    keys, values = ragged.cache.layers[layer]
     ragged = ragged.of_layer(layer)
-    key, value = ragged.cache.store(layer, ragged.slots_on(keys.device), key, value)
+    slots = ragged.slots_on(ragged.cache.layers[layer][0].device)
+    key, value = ragged.cache.store(layer, slots, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    inputs = AttentionInputs(query, key, value, keys, values, ragged, scale, sliding_window)
-    kernels = ragged.kernels
+    return attend_to_cache(layer, query, key, value, ragged, scale, sliding_window), None
+
+
+def attend_to_cache(
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    rows: RaggedRows,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """Attend for rows of a layer, [1, rows, heads, head_dim], whose keys and values are stored.
+
+    Both are as `KVCache.store` returns them; `window` is the `sliding_window` of `attend_ragged`.
+    """
+    keys, values = rows.cache.layers[layer]
+    inputs = AttentionInputs(query, key, value, keys, values, rows, scale, window)
+    kernels = rows.kernels
     if kernels is None:
         inputs = inputs.within_window()
         is_read_in_place = keys.device.type == "cpu" and keys.dtype == query.dtype
         if is_read_in_place and (spans := inputs.rows.single_spans()):
-            return cpu_attention.attend_single_rows(inputs, spans), None
-        return attend_by_runs(inputs), None
+            return cpu_attention.attend_single_rows(inputs, spans)
+        return attend_by_runs(inputs)
     outputs = [
         (kernels.steps if part.rows.segments[0].is_step else kernels.chunks)(part)
         for part in inputs.stretches()
     ]
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)), None
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
 def attend_by_runs(inputs: AttentionInputs, kernel: PartialKernel | None = None) -> torch.Tensor:

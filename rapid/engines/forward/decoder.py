@@ -7,23 +7,29 @@ weights that it quantizes, layers that accelerate moves.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding, rms_norm
+from torch.nn.functional import embedding
 
 from rapid.engines.attention.kernel_inputs import RaggedRows
-from rapid.engines.attention.ragged import attend_ragged
-from rapid.engines.forward.products import Product, QuantizedLinear
+from rapid.engines.attention.ragged import attend_to_cache
+from rapid.engines.forward.layer_operations import Activation, Angles, LayerOperations, try_out
+from rapid.engines.forward.products import Product, QuantizedLinear, Rows
 from rapid.engines.forward.shards import RankPart
 
+logger = logging.getLogger(__name__)
+
+# Of numbers of size 1, by torch and by kernels; a number of fp8 may be rounded to its neighbour.
+_NEAR = 1 / 8
 _OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
 _OF_MLP = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
-Angles = tuple[torch.Tensor, torch.Tensor]
+Experts = Callable[[torch.Tensor], torch.Tensor]  # a mixture of experts, over rows [rows, hidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,7 @@ class _Layer:
     output: Product
     after_attention: torch.Tensor | None  # weight of the norm of attention's output, or None
     before_mlp: torch.Tensor
-    mlp: Callable[[torch.Tensor], torch.Tensor]  # gated MLP or mixture of experts
+    mlp: _GatedMLP | Experts
     after_mlp: torch.Tensor | None  # weight of the norm of the MLP's output, or None
 
 
@@ -52,10 +58,6 @@ class _GatedMLP:
     gate_up: Product  # gate and up projections, [2 * intermediate, hidden]
     down: Product
     activation: Activation
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
-        return self.down(self.activation(gate) * up)
 
 
 def decoder_of(model: Any, place: RankPart | None = None) -> Decoder | None:
@@ -83,6 +85,23 @@ def decoder_of(model: Any, place: RankPart | None = None) -> Decoder | None:
     return Decoder(model, place) if is_plain else None
 
 
+@cache
+def layer_kernels_of(plain: LayerOperations, *model: Any) -> LayerOperations | None:
+    """Return kernels that do what `plain` does, as `try_out` tries them out, or log why not."""
+    try:
+        # Needs Triton, which there is beside CUDA.
+        from rapid.engines.forward.layer_kernels import LayerKernels
+
+        kernels = LayerKernels(**asdict(plain))
+        pairs = zip(try_out(plain, *model), try_out(kernels, *model), strict=True)
+        if all(torch.allclose(ours, own, rtol=_NEAR, atol=_NEAR) for own, ours in pairs):
+            return kernels
+        logger.warning("kernels of layers disagree with torch's operations, which compute instead")
+    except Exception:
+        logger.warning("kernels of layers fail; torch's operations compute", exc_info=True)
+    return None
+
+
 def _projections(layer: Any) -> list[torch.nn.Module]:
     """Return the projections that a decoder computes; of experts there are none."""
     names = (_OF_ATTENTION, layer.self_attn), (_OF_MLP, layer.mlp)
@@ -98,14 +117,13 @@ class Decoder:
         self._place = place
         self._num_heads = config.num_attention_heads
         self._num_kv_heads = config.num_key_value_heads
-        self._head_dim = model.model.layers[0].self_attn.head_dim
-        self._epsilon = config.rms_norm_eps
         self._tokens = model.model.embed_tokens.weight
         self._scale = getattr(model.model.embed_tokens, "embed_scale", None)
         self._rotary = model.model.rotary_emb
         self._last_norm = self._norm_weight(model.model.norm)
         self._layers = [self._fuse(layer) for layer in model.model.layers]
         self._ropes = {layer.rope for layer in self._layers}
+        self._operations = self._choose_operations(model.model.layers[0].self_attn.head_dim)
 
     @property
     def windows(self) -> list[int | None]:
@@ -123,16 +141,39 @@ class Decoder:
         if self._scale is not None:
             hidden = hidden * self._scale.to(hidden.dtype)
         angles = {rope: self._angles(position_ids[0], hidden.dtype, rope) for rope in self._ropes}
+        added, after = None, None  # what the last part of a layer adds, and the weight of its norm
         for layer in self._layers:
-            attended = self._sum_ranks(self._attention(layer, hidden, *angles[layer.rope], rows))
-            if layer.after_attention is not None:
-                attended = self._norm(attended, layer.after_attention)
-            hidden = hidden + attended
-            mixed = self._sum_ranks(layer.mlp(self._norm(hidden, layer.before_mlp)))
-            if layer.after_mlp is not None:
-                mixed = self._norm(mixed, layer.after_mlp)
-            hidden = hidden + mixed
-        return self._norm(hidden, self._last_norm)[None]
+            hidden, rows_in = self._operations.add_norm(
+                hidden, added, after, layer.before_attention, layer.qkv
+            )
+            attended = self._attention(layer, layer.qkv(rows_in), angles[layer.rope], rows)
+            attended = self._sum_ranks(attended)
+            into = layer.mlp.gate_up if isinstance(layer.mlp, _GatedMLP) else None
+            hidden, rows_in = self._operations.add_norm(
+                hidden, attended, layer.after_attention, layer.before_mlp, into
+            )
+            added, after = self._sum_ranks(self._mlp(layer.mlp, rows_in)), layer.after_mlp
+        _, normed = self._operations.add_norm(hidden, added, after, self._last_norm)
+        assert isinstance(normed, torch.Tensor)
+        return normed[None]
+
+    def _choose_operations(self, head_dim: int) -> LayerOperations:
+        """Return the operations by torch, or on CUDA by kernels where those do the same."""
+        plain = LayerOperations(
+            self._num_heads, self._num_kv_heads, head_dim, self._config.rms_norm_eps
+        )
+        weight, norm = self._tokens, self._last_norm
+        if not weight.is_cuda:
+            return plain
+        rope = self._layers[0].rope
+        rotated = 2 * len(getattr(self._rotary, f"{rope}inv_freq"))
+        kernels = layer_kernels_of(
+            plain, weight.device, weight.dtype, norm.dtype, weight.shape[1], rotated
+        )
+        has_kernels = kernels is not None
+        if self._place is not None:  # all ranks round in the same places
+            has_kernels = self._place.group.all(has_kernels)
+        return kernels if kernels is not None and has_kernels else plain
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the embeddings of tokens [rows, hidden], each from the rank that has its row."""
@@ -148,37 +189,23 @@ class Decoder:
         return partial if self._place is None else self._place.group.sum(partial)
 
     def _attention(
-        self,
-        layer: _Layer,
-        hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        rows: RaggedRows,
+        self, layer: _Layer, mixed: torch.Tensor, angles: Angles, rows: RaggedRows
     ) -> torch.Tensor:
-        mixed = layer.qkv(self._norm(hidden, layer.before_attention))
-        heads = mixed.view(len(mixed), -1, self._head_dim)
-        num_rotated = self._num_heads + self._num_kv_heads
-        rotated = heads[:, :num_rotated]
-        if layer.qk_norm is not None:
-            rotated = self._norm(rotated, layer.qk_norm)
-        rotated = _rotate(rotated, cos, sin).transpose(0, 1)[None]
-        attended, _ = attend_ragged(
-            layer.module,
-            rotated[:, : self._num_heads],
-            rotated[:, self._num_heads :],
-            heads[:, num_rotated:].transpose(0, 1)[None],
-            None,
-            layer.module.scaling,
-            ragged=rows,
-            sliding_window=layer.window,
+        """Return what attention adds, [rows, hidden], of queries, keys and values in one tensor."""
+        index = int(layer.module.layer_idx)
+        rows = rows.of_layer(index)
+        stored = self._operations.store_heads(
+            mixed, angles, layer.qk_norm, rows.cache, index, rows.slots_on(mixed.device)
         )
-        return layer.output(attended.reshape(len(mixed), -1))
+        attended = attend_to_cache(index, *stored, rows, layer.module.scaling, layer.window)
+        flat = attended.reshape(len(mixed), -1)
+        return layer.output(self._operations.prepare(flat, layer.output))
 
-    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        if weight.dtype == hidden.dtype:
-            return weight * rms_norm(hidden, hidden.shape[-1:], None, self._epsilon)
-        wide = rms_norm(hidden.float(), hidden.shape[-1:], None, self._epsilon)
-        return (wide * weight).to(hidden.dtype)
+    def _mlp(self, mlp: _GatedMLP | Experts, rows_in: Rows) -> torch.Tensor:
+        if isinstance(mlp, _GatedMLP):
+            return mlp.down(self._operations.gate(mlp.gate_up(rows_in), mlp.activation, mlp.down))
+        assert isinstance(rows_in, torch.Tensor)
+        return mlp(rows_in)
 
     def _norm_weight(self, norm: Any) -> torch.Tensor:
         """Return the factors of a norm; Gemma stores them less one and multiplies in float32."""
@@ -227,21 +254,12 @@ class Decoder:
         )
 
 
-def _mlp_of(mlp: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+def _mlp_of(mlp: Any) -> _GatedMLP | Experts:
     if hasattr(mlp, "experts"):
         return lambda hidden: mlp(hidden[None])[0]
     activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
     gate_up = _product(mlp, "gate_up_proj", "gate_proj", "up_proj")
     return _GatedMLP(gate_up, _product(mlp, "down_proj"), activation)
-
-
-def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the first part of each head, as long as the angles are; the rest stays."""
-    width = cos.shape[-1]
-    if width < heads.shape[-1]:
-        first, rest = heads[..., :width], heads[..., width:]
-        return torch.cat((_rotate(first, cos, sin), rest), dim=-1)
-    return heads * cos + heads.roll(width // 2, -1) * sin
 
 
 def _product(module: Any, own: str, *parts: str) -> Product:

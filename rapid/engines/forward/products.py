@@ -8,7 +8,7 @@ bfloat16, times the scales. ``int8`` on a CPU converts integers as it reads them
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch.nn.functional import linear
@@ -22,7 +22,19 @@ MOST_READ_ROWS = 12  # more rows are multiplied faster with weights that were co
 FP8_CAPABILITY = (9, 0)  # the least of a GPU whose scaled product has a scale for each row
 INT4_CAPABILITY = (8, 0)  # the least of a GPU that multiplies weights in four bits
 _WIDTH = 16  # numbers that the kernels for eight bits read at once
-_LEAST = 1e-12  # magnitude that a row of zeros is quantized for
+LEAST = 1e-12  # magnitude that a row of zeros is quantized for
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledRows:
+    """Rows in fp8, each with a scale."""
+
+    numbers: torch.Tensor  # [rows, in]
+    scale: torch.Tensor  # of each row, float32 [rows]
+    dtype: torch.dtype  # of the rows before, and of their product
+
+
+Rows: TypeAlias = torch.Tensor | ScaledRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +47,29 @@ class Product:
     scale: torch.Tensor | None = None
     bias: torch.Tensor | None = None  # [out], or None
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the product of `rows` [..., in] with the weights, with the bias, [..., out]."""
-        if self.scale is None:
+    @property
+    def is_of_scaled_rows(self) -> bool:
+        """Whether rows are quantized to fp8 for it: on a GPU."""
+        return self.weight.dtype == torch.float8_e4m3fn and _is_scaled(self.weight)
+
+    def __call__(self, rows: Rows) -> torch.Tensor:
+        """Return the product of `rows` [..., in] with the weights, with the bias, [..., out].
+
+        Only where it is `is_of_scaled_rows` may the rows be in fp8.
+        """
+        if isinstance(rows, ScaledRows):
+            assert self.scale is not None
+            shape, product = rows.scale.shape, _multiply_scaled(rows, self.weight, self.scale)
+        elif self.scale is None:
             return linear(rows, self.weight, self.bias)
-        flat = rows.reshape(-1, rows.shape[-1])
-        is_in_groups = self.scale.dim() == 3
-        multiply = four_bits.product if is_in_groups else _product_of_eight_bits
-        product = multiply(flat, self.weight, self.scale)
+        else:
+            shape, flat = rows.shape[:-1], rows.reshape(-1, rows.shape[-1])
+            is_in_groups = self.scale.dim() == 3
+            multiply = four_bits.product if is_in_groups else _product_of_eight_bits
+            product = multiply(flat, self.weight, self.scale)
         if self.bias is not None:
             product = product + self.bias
-        return product.view(*rows.shape[:-1], -1)
+        return product.view(*shape, -1)
 
 
 class QuantizedLinear(torch.nn.Module):
@@ -117,15 +141,17 @@ def _product_of_eight_bits(
     rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
 ) -> torch.Tensor:
     """Return the product of rows [n, in] with weights in eight bits by the kernel for them."""
-    num_out, num_in = weight.shape
     # Of other widths torch 2.13 reads beyond the end of a row in int8, and refuses fp8.
-    is_read = len(rows) <= MOST_READ_ROWS and not (num_in % _WIDTH or rows.is_cuda)
-    is_scaled = rows.is_cuda and not (num_in % _WIDTH or num_out % _WIDTH)
+    is_read = len(rows) <= MOST_READ_ROWS and not (weight.shape[1] % _WIDTH or rows.is_cuda)
     if weight.dtype == torch.int8 and is_read:
         return torch._weight_int8pack_mm(rows, weight, scale)
-    if weight.dtype == torch.float8_e4m3fn and is_scaled:
+    if weight.dtype == torch.float8_e4m3fn and _is_scaled(weight):
         return _multiply_scaled(rows, weight, scale)
     return product_of_numbers(rows, weight, scale)
+
+
+def _is_scaled(weight: torch.Tensor) -> bool:
+    return weight.is_cuda and not any(number % _WIDTH for number in weight.shape)
 
 
 def product_of_numbers(
@@ -142,16 +168,17 @@ def _in_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _largest(rows: torch.Tensor) -> torch.Tensor:
     """Return the largest magnitude of each row, float32; never 0, as it becomes a divisor."""
-    return rows.float().abs().amax(-1).clamp_min(_LEAST)
+    return rows.float().abs().amax(-1).clamp_min(LEAST)
 
 
-def _multiply_scaled(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def _multiply_scaled(rows: Rows, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Return the product of rows, each quantized by its own largest number, with weights in fp8."""
-    quantized_rows, row_scale = _in_fp8(rows)
+    if isinstance(rows, torch.Tensor):
+        rows = ScaledRows(*_in_fp8(rows), rows.dtype)
     return torch._scaled_mm(
-        quantized_rows,
+        rows.numbers,
         weight.t(),
-        scale_a=row_scale[:, None],
+        scale_a=rows.scale[:, None],
         scale_b=scale[None],
         out_dtype=rows.dtype,
     )

@@ -57,3 +57,11 @@ def test_kernels_that_draw_tokens_spill_nothing() -> None:
     assert {one["capability"] for one in compiled} == {80, 90}
     assert [one["spilled_bytes"] for one in compiled] == [0] * 12
     assert max(one["registers"] for one in compiled) <= 128
+
+
+def test_kernels_of_layers_spill_nothing() -> None:
+    compiled = compile_ahead("--layers")
+    assert {one["capability"] for one in compiled} == {80, 90}
+    assert {one["kernel"] for one in compiled} == {"add_norm", "store_heads", "gate"}
+    assert [one["spilled_bytes"] for one in compiled] == [0] * 44
+    assert max(one["registers"] for one in compiled) <= 128

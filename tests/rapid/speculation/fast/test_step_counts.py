@@ -23,10 +23,10 @@ KERNELS = (
 )  # fmt: skip
 # Operations that launch nothing on a device.
 VIEWS = {
-    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "empty", "empty_like",
-    "expand", "lift_fresh", "new_empty", "permute", "reshape", "resolve_conj", "resolve_neg",
-    "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind",
-    "unsqueeze", "view",
+    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "chunk", "detach", "empty",
+    "empty_like", "expand", "lift_fresh", "new_empty", "permute", "reshape", "resolve_conj",
+    "resolve_neg", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose",
+    "unbind", "unsqueeze", "view",
 }  # fmt: skip
 
 
@@ -50,10 +50,10 @@ class Launches(TorchDispatchMode):
 
         class Counted:
             def __getitem__(self, grid: Any) -> Callable[..., None]:
-                def launch(*args: Any) -> None:
+                def launch(*args: Any, **options: Any) -> None:
                     launches.count += 1
                     launches.is_counting = False
-                    kernel[grid](*args)
+                    kernel[grid](*args, **options)
                     launches.is_counting = True
 
                 return launch
