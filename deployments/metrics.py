@@ -255,6 +255,10 @@ class EngineMetrics:
                 "rapid_engine_step_calls_total", "Calls with rows in a forward.", labels
             ),
             "step_tokens": Counter("rapid_engine_step_tokens_total", "Their rows.", labels),
+            "tokens_drawn": Counter("rapid_tokens_drawn_total", "Tokens drawn or judged.", labels),
+            "tokens_specified": Counter(
+                "rapid_tokens_specified_total", "Those that no fast form was sure of.", labels
+            ),
         }
         tiered = (*labels, "tier")
         self._tier_tokens = Gauge("rapid_kv_tier_tokens", "Tokens with KV below the pool.", tiered)

@@ -23,6 +23,8 @@ class EngineStatus:
         ahead_misses: Calls for a block that found the tokens drafted ahead to be wrong.
         steps: Steps since the engine started; `steps_s` are their seconds, `step_calls` the calls
             that had rows in them and `step_tokens` these rows, one for each token.
+        tokens_drawn: Tokens drawn from the model's distribution or judged; of `tokens_specified` no
+            fast form was sure, so the specification decided (``docs/algorithm.md``).
         host_tokens: Tokens whose KV is in host memory; `host_tokens_restored` came back from there.
         disk_tokens: Tokens whose KV is in files; `disk_tokens_read` came back from there.
     """
@@ -45,6 +47,8 @@ class EngineStatus:
     steps_s: float = 0.0
     step_calls: int = 0
     step_tokens: int = 0
+    tokens_drawn: int = 0
+    tokens_specified: int = 0
     host_tokens: int = 0
     host_tokens_restored: int = 0
     disk_tokens: int = 0

@@ -201,6 +201,8 @@ class Engine:
                 steps_s=totals.seconds,
                 step_calls=totals.calls,
                 step_tokens=totals.rows,
+                tokens_drawn=totals.drawn,
+                tokens_specified=totals.specified,
             )
 
     def _tiers(self) -> dict[str, int]:

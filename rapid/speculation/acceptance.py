@@ -7,7 +7,7 @@ the fused distribution that the answer follows (`rapid.speculation.fusion`; with
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +34,8 @@ class Judgement:
     is_finished: bool
     logprobs: tuple[TokenLogprobs, ...] = ()
     log_odds: float = 0.0  # what the next block of the answer is judged with under `adaptive`
+    # How many of the tokens this module decided, and no faster form of it.
+    num_specified: int = field(default=0, compare=False)
 
     def verdict(self, block: DraftBlock, verify_ms: float = 0.0) -> Verdict:
         """Return the judgement as the message that answers `block`."""
@@ -184,7 +186,9 @@ def judge(
         token_ids.append(token)
         logprobs += [entry] if entry else []
         is_finished = token in eos_ids
-    return Judgement(tuple(token_ids), num_accepted, is_finished, tuple(logprobs), log_odds)
+    return Judgement(
+        tuple(token_ids), num_accepted, is_finished, tuple(logprobs), log_odds, len(token_ids)
+    )
 
 
 def decode_token(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
@@ -38,7 +38,7 @@ class ToDecode:
 
     def by_specification(self) -> Decoded:
         """Return what `decode_token` says of the row."""
-        return Decoded(*decode_token(self.logits, self.draw, self.num_logprobs))
+        return Decoded(*decode_token(self.logits, self.draw, self.num_logprobs), num_specified=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,7 @@ class Decoded:
 
     token: int
     logprobs: TokenLogprobs | None = None
+    num_specified: int = field(default=0, compare=False)  # 1 if `decode_token` drew it
 
 
 Question: TypeAlias = ToPropose | ToDecode | ToJudge

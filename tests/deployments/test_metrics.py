@@ -253,8 +253,17 @@ def test_an_engine_counts_its_steps(read: dict[str, Any]) -> None:
     status = EngineStatus(1, 8, 60, 120, 16, 1024)
     for steps, steps_s, calls, tokens in ((10, 0.5, 20, 300), (30, 1.0, 60, 400)):
         engine.report(
-            replace(status, steps=steps, steps_s=steps_s, step_calls=calls, step_tokens=tokens)
+            replace(
+                status,
+                steps=steps,
+                steps_s=steps_s,
+                step_calls=calls,
+                step_tokens=tokens,
+                tokens_drawn=3 * steps,
+                tokens_specified=steps,
+            )
         )
+    assert (read["rapid_tokens_drawn_total"], read["rapid_tokens_specified_total"]) == (90, 30)
     assert read["rapid_engine_steps_total"] == 30
     assert read["rapid_engine_step_seconds_total"] == 1.0
     assert (read["rapid_engine_step_calls_total"], read["rapid_engine_step_tokens_total"]) == (

@@ -222,7 +222,9 @@ class ComputeThread:
             if question is not None:
                 asking.append(work)
                 questions.append(question)
-        for work, answer in zip(asking, self._answers(questions), strict=True):
+        answers = self._answers(questions)
+        self._state.scheduler.count_drawn(answers)
+        for work, answer in zip(asking, answers, strict=True):
             try:
                 if isinstance(answer, Exception):
                     raise answer

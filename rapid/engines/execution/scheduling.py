@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from rapid.engines.attention.batch import Feed
 from rapid.engines.execution.joining import Joining
@@ -12,6 +13,8 @@ from rapid.engines.execution.timings import StepCosts, StepTotals
 from rapid.engines.kv.lease import Lease
 from rapid.engines.work.base import MIN_CHUNK_TOKENS, Work
 from rapid.ports import Clock
+from rapid.speculation.acceptance import Judgement
+from rapid.speculation.questions import Decoded
 
 Scheduled = list[tuple[Work, Feed]]
 
@@ -147,6 +150,13 @@ class Scheduler:
                 self._joining.observe(seconds, num_works)
         if not is_alone:
             self._away_since = self._clock()
+
+    def count_drawn(self, answers: Iterable[object]) -> None:
+        """Count the tokens of a step's answers, and those that the specification decided."""
+        for answer in answers:
+            if isinstance(answer, Judgement | Decoded):
+                self.totals.drawn += len(answer.token_ids) if isinstance(answer, Judgement) else 1
+                self.totals.specified += answer.num_specified
 
     def _chunks(self, limit: int, *, is_alone: bool) -> Scheduled:
         """Return this step's prefill rows, at most `limit`, shared by tenants, then by leases."""

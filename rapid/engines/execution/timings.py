@@ -17,12 +17,17 @@ _SWEEPS = 4  # Gauss-Seidel sweeps for each step
 
 @dataclass(slots=True)
 class StepTotals:
-    """Sums over all steps: of steps, their seconds, their calls and the rows of these."""
+    """Sums over all steps: of steps, their seconds, their calls and the rows of these.
+
+    `drawn` are the tokens that were drawn or judged, `specified` those that no fast form decided.
+    """
 
     steps: int = 0
     seconds: float = 0.0
     calls: int = 0
     rows: int = 0
+    drawn: int = 0
+    specified: int = 0
 
     def add(self, seconds: float, num_calls: int, feeds: Sequence[Feed]) -> None:
         """Add one step with the rows of its calls."""

@@ -50,6 +50,7 @@ def judge_by_rows(question: ToJudge) -> Judgement:
     all_ids = block.candidate_ids.astype(np.int64)
     probs = block.candidate_probs.astype(np.float64)
     token_ids: list[int] = []
+    num_specified = 0
     for row, drafted in enumerate(block.token_ids.tolist()):
         is_real = all_ids[row] >= 0
         draft = (probs[row] / float(torch.from_numpy(probs[row]).sum()))[is_real]
@@ -66,15 +67,17 @@ def judge_by_rows(question: ToJudge) -> Judgement:
         if not outcome.is_sure:
             alone = question.by_specification(row, log_odds, num_rows=1)
             token, is_accepted = alone.token_ids[0], alone.num_accepted == 1
-            log_odds = alone.log_odds
+            log_odds, num_specified = alone.log_odds, num_specified + 1
         elif draw.speculation.is_witnessed:
             log_odds = update_log_odds(log_odds, outcome.target_prob, outcome.told_prob)
         token_ids.append(token)
         is_finished = token in question.eos_ids
         if not is_accepted or is_finished or len(token_ids) == len(question.logits):
-            num_accepted = row + is_accepted
-            return Judgement(tuple(token_ids), num_accepted, is_finished, log_odds=log_odds)
-    return _continue(question, token_ids, len(block), log_odds)
+            return Judgement(
+                tuple(token_ids), row + is_accepted, is_finished, (), log_odds, num_specified
+            )
+    rest = _continue(question, token_ids, len(block), log_odds)
+    return replace(rest, num_specified=rest.num_specified + num_specified)
 
 
 def commit_outcomes(question: ToJudge, outcomes: Iterable[contenders.Outcome]) -> Judgement:

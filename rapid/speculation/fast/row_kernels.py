@@ -114,6 +114,10 @@ def decide(
     return decided
 
 
+# The number of rows differs from step to step, and is no reason to compile anew.
+_kernel = triton.jit(do_not_specialize=["total_rows"])
+
+
 def _send(device: torch.device, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
     """Return arrays of words on a device, as int64, by one transfer."""
     words = np.concatenate([array.view(np.int64).ravel() for array in arrays])
@@ -121,7 +125,7 @@ def _send(device: torch.device, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
-@triton.jit
+@_kernel
 def _read(logits, numbers, partial, total_rows, vocab, parts, BLOCK: tl.constexpr):
     """Write the highest logit of a part of a row, and the sum of its weights."""
     row, part = tl.program_id(0), tl.program_id(1)
@@ -160,7 +164,7 @@ def _prob(logits, row, token, top, total, temperature, vocab):
     return tl.exp((z - top) / temperature) / total
 
 
-@triton.jit
+@_kernel
 def _settle(
     logits, integers, numbers, starts, ids, probs, partial, readings, draft, decided,
     total_rows, vocab, parts, WIDTH: tl.constexpr, M: tl.constexpr,
@@ -223,7 +227,7 @@ def _settle(
         tl.store(readings + reading + _ERROR, error)
 
 
-@triton.jit
+@_kernel
 def _fuse(
     logits, integers, numbers, readings, draft, weights, partial,
     total_rows, vocab, parts, BLOCK: tl.constexpr,
@@ -281,7 +285,7 @@ def _keep_all(vocab):
     return tl.full([], -1.0, tl.float64), tl.full([], 0.0, tl.float64) + vocab
 
 
-@triton.jit
+@_kernel
 def _cut(
     logits, integers, numbers, readings, best, order, partial, borders,
     total_rows, vocab, parts, WIDTH: tl.constexpr, size, SIZE: tl.constexpr,
@@ -337,7 +341,7 @@ def _excess(weight, q, total, error):
     return tl.maximum(weight - total * q, 0.0) + slack, slack
 
 
-@triton.jit
+@_kernel
 def _race(
     logits, integers, numbers, readings, draft, weights, borders, partial,
     total_rows, vocab, parts, WIDTH: tl.constexpr, FILTERED: tl.constexpr, BLOCK: tl.constexpr,
@@ -392,7 +396,7 @@ def _race(
     tl.store(partial + 3 * total_rows * parts + place, token.to(tl.float64))
 
 
-@triton.jit
+@_kernel
 def _choose(
     logits, integers, numbers, readings, draft, weights, borders, partial, decided,
     total_rows, vocab, parts, WIDTH: tl.constexpr, FILTERED: tl.constexpr,

@@ -33,6 +33,7 @@ from rapid.speculation.questions import (
 from rapid.speculation.sampling import as_sent
 
 MOST_ROWS = 96  # of a batch, in which each takes 32 bytes a token of the vocabulary
+_LEAST_WIDTH = 64  # candidates of a row, so that few sizes are compiled
 _TRANSFERS = {
     "distill": row_tables.DISTILL.value,
     "boost": row_tables.BOOST.value,
@@ -194,7 +195,8 @@ def _decide(questions: Sequence[ToDecode | ToJudge]) -> torch.Tensor:
         ]
     )
     widths = [block.candidate_ids.shape[1] for block in blocks if block is not None]
-    shape = sum(counts), 1 << (max(widths, default=1) - 1).bit_length()
+    width = max([_LEAST_WIDTH, *widths])
+    shape = sum(counts), 1 << (width - 1).bit_length()
     table = np.zeros(len(logits), dtype=row_tables.ROW)
     ids, probs = np.full(shape, -1), np.zeros(shape)
     starts, of_witness = np.cumsum([0, *counts]), sum(counts)

@@ -29,7 +29,7 @@ ADAPTIVE: dict[str, Any] = {
 
 @pytest.fixture
 def engine_settings() -> dict[str, Any]:
-    return {"step_tokens": 64, "max_leases": 32, "kv_cache_tokens": 4096}
+    return {"step_tokens": 64, "max_leases": 32, "kv_cache_tokens": 4096, "draft_ahead": False}
 
 
 async def open_both(engine: Engine, name: str = "a", **settings: object) -> tuple[str, str]:
@@ -86,6 +86,9 @@ async def test_a_witnessed_block_takes_one_call_and_one_step(engine: Engine) -> 
     after = engine.status()
     assert (after.steps - before.steps, after.step_calls - before.step_calls) == (1, 1)
     assert after.step_tokens - before.step_tokens == 2 * len(block)
+    num_judged = after.tokens_drawn - before.tokens_drawn
+    # So short a vocabulary is left to the specification.
+    assert 1 <= num_judged == after.tokens_specified - before.tokens_specified <= len(block)
 
 
 async def test_witnessed_blocks_are_judged_with_the_other_blocks_of_the_step(

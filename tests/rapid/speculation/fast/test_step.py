@@ -19,7 +19,7 @@ from rapid.messages import DraftBlock
 from rapid.planning import shapes
 from rapid.speculation.acceptance import Judgement, decode_token, propose
 from rapid.speculation.draw import Draw
-from rapid.speculation.fast import contenders, together
+from rapid.speculation.fast import contenders, step, together
 from rapid.speculation.fast.contenders import best_logit, draw_token
 from rapid.speculation.fast.judging import is_within_reach
 from rapid.speculation.fast.rows import FINE, MANY, Fused, Row
@@ -208,7 +208,9 @@ def test_blocks_of_all_settings_are_judged_in_one_batch(specifying):
     expected = [told(question.by_specification()) for question in questions]
     specifying.clear()
     assert len(together.make_batches(questions)) == 1
-    assert [told(one) for one in answer_together(questions)] == expected
+    answers = answer_together(questions)
+    assert [told(one) for one in answers] == expected
+    assert [one.num_specified for one in answers] == [0] * len(questions)
     assert not specifying
 
 
@@ -362,6 +364,20 @@ def test_requests_of_one_step_are_drawn_at_their_own_temperatures():
         for seed in range(5)
     ]
     assert_specified([ToDecode(logits, draw) for draw in draws])
+
+
+def test_kernels_are_used_where_they_answer_as_the_specification_does(monkeypatch, caplog):
+    assert step.has_kernels.__wrapped__(torch.device("cpu"))
+    assert not caplog.records
+    with monkeypatch.context() as patch:
+        patch.setattr(step, "answer_together", lambda questions: [Decoded(0)] * len(questions))
+        assert not step.has_kernels.__wrapped__(torch.device("cpu"))
+        patch.setattr(step, "answer_together", lambda questions: [EngineFailed("no device")])
+        assert not step.has_kernels.__wrapped__(torch.device("cpu"))
+    assert [record.message.split(", and")[0].split(":")[0] for record in caplog.records] == [
+        "kernels that draw tokens disagree with the specification",
+        "kernels that draw tokens fail",
+    ]
 
 
 def test_nothing_asked_is_nothing_answered():
