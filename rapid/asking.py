@@ -126,15 +126,9 @@ def as_request(
         documents=tuple(each.as_document() for each in asked.documents),
         query=asked.query,
         retrieval_tokens=asked.retrieval_tokens,
-        temperature=default_temperature if asked.temperature is None else asked.temperature,
-        top_p=1.0 if asked.top_p is None else asked.top_p,
-        top_k=asked.top_k,
-        seed=asked.seed,
-        max_tokens=asked.max_tokens,
-        stop=tuple(asked.stop or ()),
-        logit_bias=asked.logit_bias or (),
         is_streamed=is_streamed,
         speculation=asked.as_speculation(),
+        **asked.as_sampling(default_temperature),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -43,6 +44,10 @@ class SamplingConfig(Frozen):
     top_k: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=-(2**63), le=2**63 - 1)
     logit_bias: tuple[tuple[Annotated[int, Field(ge=0)], Finite], ...] = ()
+
+    def name_tokens(self) -> Iterator[tuple[str, int]]:
+        """Yield each token id that a setting names, after that setting's name."""
+        yield from (("logit_bias", token) for token, _ in self.logit_bias)
 
     @field_validator("temperature")
     @classmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -120,14 +120,14 @@ Documents = Annotated[list[AttachedDocument], AfterValidator(_names_are_distinct
 
 def _as_stops(stop: object) -> object:
     if isinstance(stop, str):
-        return [stop]
+        return (stop,)
     if stop is not None and not isinstance(stop, list | tuple):
         refuse("stop", "must be a string or a list of strings")
-    return stop and list(stop)
+    return stop if stop is None else tuple(stop)
 
 
 Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-Stops = Annotated[list[Stop] | None, BeforeValidator(_as_stops)]
+Stops = Annotated[tuple[Stop, ...] | None, BeforeValidator(_as_stops)]
 
 
 def _as_biases(given: object) -> object:
@@ -165,6 +165,12 @@ class SamplingFields(Fields):
     stop: Stops = Field(None, max_length=MAX_STOPS)
     max_tokens: int | None = Field(None, ge=1)
     logit_bias: Biases = None
+
+    def as_sampling(self, default_temperature: float) -> dict[str, Any]:
+        """Return the fields of a `GenerateRequest` that are given, and always a temperature."""
+        fields = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        given = {name: value for name, value in fields.items() if value is not None}
+        return {"temperature": default_temperature} | given
 
 
 class MethodFields(Fields):

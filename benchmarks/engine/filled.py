@@ -222,7 +222,7 @@ class _Call(Work):
         super().begin()
         self.finish(self._function())
 
-    def feed(self, limit: int) -> Feed:
+    def feeds(self, limit: int) -> list[Feed]:
         raise NotImplementedError
 
     def take(self, logits: torch.Tensor) -> None:

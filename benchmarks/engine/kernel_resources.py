@@ -38,7 +38,9 @@ from rapid.speculation.fast import row_kernels
 
 CAPABILITIES = (80, 90)
 DRAWING_CAPABILITIES = (80, 89, 90, 100, 120)
-DRAWING = ("_read", "_settle", "_fuse", "_cut", "_race", "_choose")
+DRAWING = (
+    "read_rows", "settle_blocks", "fuse_rows", "cut_rows", "race_rows", "choose_tokens",
+)  # fmt: skip
 # A vocabulary of 131,072 tokens and proposals of 64.
 DRAWING_CONSTANTS = {"BLOCK": row_kernels.BLOCK, "WIDTH": 128, "M": 64, "SIZE": 1024}
 DRAWING_POINTERS = {"logits": "*fp32"} | dict.fromkeys(
@@ -115,7 +117,7 @@ def drawing_resources(capability: int, name: str) -> dict[str, Any]:
     )
     return {
         "capability": capability,
-        "kernel": name.strip("_"),
+        "kernel": name,
         **used(compiled.asm["cubin"]),
         "shared_bytes": compiled.metadata.shared,
     }

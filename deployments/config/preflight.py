@@ -22,7 +22,6 @@ from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
 from rapid.planning.plan import MemoryNeed
-from retrieval.settings import LexicalEmbedderConfig
 
 Config = TypeVar("Config", bound=ApplicationConfig)
 
@@ -56,9 +55,9 @@ def preflight(config: Config, *, runs_here: bool = False) -> Config:
         first = first_with.setdefault(retriever.name, model) if retriever else model
         _check_tokens(model, first, texts)
         _check_second_lease(model)
-        embedder = model.config.retriever.retrieval.embedder
-        if not isinstance(embedder, LexicalEmbedderConfig):
-            local_path(embedder.model)  # refuses a model of the catalogue that has not been fetched
+        checkpoint = getattr(model.config.retriever.retrieval.embedder, "model", None)
+        if checkpoint is not None:
+            local_path(checkpoint)  # refuses a model of the catalogue that has not been fetched
     if runs_here:
         _check_memory(filled.engine_parts.values())
     return filled

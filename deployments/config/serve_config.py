@@ -26,7 +26,7 @@ from rapid.config import (
     ServedDrafting,
     SpeculationConfig,
 )
-from retrieval.settings import LexicalEmbedderConfig, RetrievalConfig
+from retrieval.settings import RetrievalConfig
 
 _ROUNDS_OF_A_TENANT = 2  # of what the targets' pools answer at once: those and as many that wait
 _SHARE_OF_A_TENANT = 0.75  # of the places of one ingress, however much can be answered
@@ -80,7 +80,7 @@ class RetrieverPoolConfig(Frozen):
         Without a GPU of its own a replica may see those of other pools, and must not take one.
         """
         embedder = self.retrieval.embedder
-        if isinstance(embedder, LexicalEmbedderConfig) or embedder.device != "auto":
+        if getattr(embedder, "device", None) != "auto":
             return self.retrieval
         device = "cuda" if self.pool.num_gpus else "cpu"
         placed = embedder.model_copy(update={"device": device})
@@ -88,8 +88,7 @@ class RetrieverPoolConfig(Frozen):
 
     @model_validator(mode="after")
     def _a_gpu_is_reserved_and_used(self) -> Self:
-        embedder = self.placed.embedder
-        device = "cpu" if isinstance(embedder, LexicalEmbedderConfig) else embedder.device
+        device = getattr(self.placed.embedder, "device", "cpu")
         if device.startswith("cuda") and not self.pool.num_gpus:
             raise ValueError(
                 f"the embedder's device is {device}, and the retriever's pool reserves no GPU: set "

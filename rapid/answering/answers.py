@@ -106,8 +106,8 @@ def as_one(parts: Sequence[TextDelta]) -> TextDelta:
 
 
 async def merge_answers(
-    answers: Sequence[AsyncIterator[TextDelta]],
-) -> AsyncGenerator[TextDelta]:
+    answers: Sequence[AsyncIterator[ChoiceDelta]],
+) -> AsyncGenerator[ChoiceDelta]:
     """Yield the deltas of several choices as they come; the first failure ends all.
 
     Tokens that an answer has counted as generated are never generated again, even after a failover.
@@ -117,9 +117,9 @@ async def merge_answers(
         async for delta in answers[0]:
             yield delta
         return
-    deltas: asyncio.Queue[TextDelta | BaseException | None] = asyncio.Queue()
+    deltas: asyncio.Queue[ChoiceDelta | BaseException | None] = asyncio.Queue()
 
-    async def pump(answer: AsyncIterator[TextDelta]) -> None:
+    async def pump(answer: AsyncIterator[ChoiceDelta]) -> None:
         try:
             async for delta in answer:
                 deltas.put_nowait(delta)
@@ -137,7 +137,7 @@ async def merge_answers(
                     task.cancel()
                 await asyncio.wait(pumps)  # after this no further verdict is taken
                 while not deltas.empty():
-                    if isinstance(left := deltas.get_nowait(), TextDelta):
+                    if isinstance(left := deltas.get_nowait(), ChoiceDelta):
                         yield left
                 raise event
             if event is None:

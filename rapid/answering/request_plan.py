@@ -79,7 +79,7 @@ class RequestPlan:
         )
         longest, hint = max_context[plan.role], plan.hint(plan.role)
         check_lengths(request, longest, max_context["drafter"], whose=plan.role, hint=hint)
-        check_bias(request, vocab_size)
+        check_tokens(plan.sampling, vocab_size)
         if own_drafting is None:  # others have one candidate, or stay on the engine
             check_blocks(request, plan.speculation, vocab_size)
         return plan
@@ -113,27 +113,22 @@ def sampling_of(request: GenerateRequest) -> SamplingConfig:
     """Return the sampling settings of a request; a missing seed is drawn at random."""
     seed = request.drawn_seed if request.seed is None else request.seed
     seed = draw_seed() if seed is None else seed
-    return SamplingConfig(
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        seed=seed,
-        logit_bias=request.logit_bias,
-    )
+    names = SamplingConfig.model_fields.keys() - {"seed"}
+    return SamplingConfig(seed=seed, **{name: getattr(request, name) for name in names})
 
 
-def check_bias(request: GenerateRequest, vocab_size: int) -> None:
-    """Refuse a bias of a token that the models lack.
+def check_tokens(sampling: SamplingConfig, vocab_size: int) -> None:
+    """Refuse settings that name a token which the models lack.
 
     Raises:
         BadRequest: An id is not below `vocab_size`.
     """
-    beyond = next((token for token, _ in request.logit_bias if token >= vocab_size), None)
-    if beyond is not None:
-        raise BadRequest(
-            f"logit_bias names token {beyond}; the models have the tokens 0 to {vocab_size - 1}.",
-            "logit_bias",
-        )
+    for name, token in sampling.name_tokens():
+        if token >= vocab_size:
+            raise BadRequest(
+                f"{name} names token {token}; the models have the tokens 0 to {vocab_size - 1}.",
+                name,
+            )
 
 
 def speculation_of(

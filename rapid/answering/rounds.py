@@ -16,7 +16,7 @@ from rapid.answering.run import Run, cause_of
 from rapid.answering.session import DraftSource, Holding
 from rapid.answering.sources import PoolSource, Rereading, WitnessedSource
 from rapid.errors import DrafterHangs, DrafterUnavailable, RapidError, TargetUnavailable
-from rapid.messages import Reading, TextDelta, Verdict
+from rapid.messages import ChoiceDelta, Reading, Verdict
 from rapid.ports import Refresh
 from rapid.receipt import Failover
 from rapid.speculation.pace.controller import Controller
@@ -39,7 +39,7 @@ class Rounds:
         self._resting: set[int] = set()  # choices whose rounds need the drafter no more
         self._trigger = RefreshTrigger()
 
-    async def deltas(self, verifier: Holding) -> AsyncGenerator[Reading | TextDelta]:
+    async def deltas(self, verifier: Holding) -> AsyncGenerator[Reading | ChoiceDelta]:
         """Wait for the prefills, then run the rounds of all unfinished choices.
 
         Args:

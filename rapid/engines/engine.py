@@ -127,8 +127,9 @@ class Engine:
         for token_ids in (request.prompt_ids, *map(np.asarray, request.committed)):
             if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < self._num_rows:
                 raise BadRequest("the prompt holds a token id beyond the vocabulary", "messages")
-        if any(token >= self._vocab_size for token, _ in request.terms.sampling.logit_bias):
-            raise BadRequest("logit_bias names a token id beyond the vocabulary", "logit_bias")
+        for name, token_id in request.terms.sampling.name_tokens():
+            if token_id >= self._vocab_size:
+                raise BadRequest(f"{name} names a token id beyond the vocabulary", name)
         reply = Reply()
 
         def answer(opened: Lease | Exception) -> None:

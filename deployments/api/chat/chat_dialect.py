@@ -75,7 +75,7 @@ class ChatReply:
             if isinstance(event, Started):  # also when an orchestrator was lost: it begins again
                 choices = [GrowingChoice() for _ in choices]
                 self._timing.first_token = None
-            elif isinstance(event, TextDelta):
+            elif isinstance(event, ChoiceDelta):
                 choices[event.choice].add(event)
                 self._observe()
             elif isinstance(event, Finished):

@@ -139,6 +139,13 @@ class ChatRequest(SamplingFields):
         """Whether a stream has comments that say how far the server is."""
         return bool(self.rapid and self.rapid.progress)
 
+    @property
+    def num_chars(self) -> tuple[int, int]:
+        """The characters of all messages, and those of all documents."""
+        documents = (self.rapid and self.rapid.documents) or ()
+        said = sum(len(each.content) for each in self.messages)
+        return said, sum(len(each.text) for each in documents)
+
     def field_of(self, param: str | None) -> str | None:
         """Return the field of this body that a refusal by the orchestrator is about.
 
@@ -147,9 +154,8 @@ class ChatRequest(SamplingFields):
         """
         if param == "max_tokens" and self.max_completion_tokens is not None:
             return "max_completion_tokens"
-        documents = (self.rapid and self.rapid.documents) or ()
-        attached = sum(len(each.text) for each in documents)
-        if param == "messages" and attached > sum(len(each.content) for each in self.messages):
+        said, attached = self.num_chars
+        if param == "messages" and attached > said:
             return "rapid.documents"
         return param
 
@@ -157,7 +163,9 @@ class ChatRequest(SamplingFields):
         self, request_id: str, tenant: str, default_temperature: float | None = None
     ) -> GenerateRequest:
         """Convert the body to a `GenerateRequest`; without another default its temperature is 1."""
-        default = 1.0 if default_temperature is None else default_temperature
+        sampling = self.as_sampling(1.0 if default_temperature is None else default_temperature)
+        if self.max_completion_tokens is not None:
+            sampling["max_tokens"] = self.max_completion_tokens
         rapid = self.rapid or RapidOptions()
         return GenerateRequest(
             request_id=request_id,
@@ -166,14 +174,7 @@ class ChatRequest(SamplingFields):
             documents=tuple(each.as_document() for each in rapid.documents or ()),
             query=rapid.query,
             retrieval_tokens=rapid.retrieval_tokens,
-            temperature=default if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=self.top_k,
-            seed=self.seed,
-            max_tokens=self.max_completion_tokens or self.max_tokens,
             num_choices=self.n or 1,
-            stop=tuple(self.stop or ()),
-            logit_bias=self.logit_bias or (),
             num_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             is_streamed=bool(self.stream),
             speculation=rapid.as_speculation(),
@@ -181,4 +182,5 @@ class ChatRequest(SamplingFields):
             date=rapid.date or utc_day(),
             cache_salt=self.cache_salt or "",
             model=self.model,
+            **sampling,
         )

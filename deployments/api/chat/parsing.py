@@ -131,7 +131,7 @@ def parse_chat_request(body: bytes, config: ApiConfig = _USUAL) -> ChatRequest:
     Raises:
         BadRequest: If the body is invalid; it names the first invalid field.
     """
-    _check_body(body, config.max_messages)
+    check_body(body, config.max_messages)
     fields = _parse_json(body)
     if not isinstance(fields, dict):
         raise BadRequest("The request body must be a JSON object.")
@@ -158,7 +158,7 @@ def parse_chat_request(body: bytes, config: ApiConfig = _USUAL) -> ChatRequest:
     return request
 
 
-def _check_body(body: bytes, max_messages: int) -> None:
+def check_body(body: bytes, max_messages: int) -> None:
     """Check a body before it is parsed, by how often it has the key that every message has.
 
     Quotes within a text are escaped and do not count. Strings and brackets are counted because a
@@ -202,9 +202,7 @@ def _count(
 def _check_sizes(request: ChatRequest, config: ApiConfig) -> None:
     if (request.n or 1) > config.max_choices:
         raise BadRequest(f"n must be at most {config.max_choices}", "n", "invalid_value")
-    documents = (request.rapid and request.rapid.documents) or ()
-    said = sum(len(each.content) for each in request.messages)
-    attached = sum(len(each.text) for each in documents)
+    said, attached = request.num_chars
     if config.max_characters is not None and said + attached > config.max_characters:
         raise BadRequest(
             f"messages and documents have {said + attached} characters together, and this "

@@ -39,17 +39,19 @@ class Timing:
 
 @dataclass(slots=True)
 class GrowingChoice:
-    """A choice whose text is collected for a response that is not streamed."""
+    """A choice whose message is collected for a response that is not streamed."""
 
-    texts: list[str] = field(default_factory=list)
+    message: Json = field(default_factory=lambda: {"role": "assistant", "content": ""})
     logprobs: list[TokenText] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
-    def add(self, delta: TextDelta) -> None:
-        """Append the text and log-probabilities of a round."""
-        self.texts.append(delta.text)
-        self.logprobs.extend(delta.logprobs)
-        self.finish_reason = delta.finish_reason or self.finish_reason
+    def add(self, delta: ChoiceDelta) -> None:
+        """Append what is new, as clients do with the chunks of a stream."""
+        for name, new in render_delta(delta).items():
+            self.message[name] = self.message[name] + new if name in self.message else new
+        if isinstance(delta, TextDelta):
+            self.logprobs.extend(delta.logprobs)
+            self.finish_reason = delta.finish_reason or self.finish_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +106,9 @@ class ReplyFrame:
         }
 
     def _choice(self, index: int, choice: GrowingChoice) -> Json:
-        message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
         return {
             "index": index,
-            "message": message,
+            "message": choice.message | {"refusal": None},
             "logprobs": self._logprobs(choice.logprobs),
             "finish_reason": choice.finish_reason,
         }

@@ -18,6 +18,7 @@ from rapid.speculation.questions import ToJudge
 
 _MOST_CANDIDATES = 1024  # of a proposal; with more there is little of a row to leave out
 _MOST_ETA = 300.0  # exp(2 * eta) must be a number in float64
+_TRANSFERS = ("adaptive", "boost", "distill", "mixture")  # others the specification judges
 
 
 def is_within_reach(question: ToJudge) -> bool:
@@ -33,6 +34,7 @@ def is_within_reach(question: ToJudge) -> bool:
         ids.shape[1] <= _MOST_CANDIDATES
         and bool((block.candidate_ids[:, 0] >= 0).all() and not is_twice.any())
         and speculation.eta <= _MOST_ETA
+        and speculation.transfer in _TRANSFERS
     )
 
 
@@ -67,7 +69,8 @@ def judge_by_rows(question: ToJudge) -> Judgement:
         if not outcome.is_sure:
             alone = question.by_specification(row, log_odds, num_rows=1)
             token, is_accepted = alone.token_ids[0], alone.num_accepted == 1
-            log_odds, num_specified = alone.log_odds, num_specified + 1
+            log_odds = alone.log_odds
+            num_specified += 1
         elif draw.speculation.is_witnessed:
             log_odds = update_log_odds(log_odds, outcome.target_prob, outcome.told_prob)
         token_ids.append(token)

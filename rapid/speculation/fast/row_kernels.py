@@ -8,11 +8,6 @@ error of the arithmetic could turn it; the caller leaves the rest to the specifi
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-import torch
 import triton
 import triton.language as tl
 
@@ -44,12 +39,8 @@ from rapid.speculation.fast.row_tables import (
     TOP_P,
     TRANSFER,
     WITNESS,
-    Table,
 )  # fmt: skip
 from rapid.speculation.fusion import LEAST_PROBABILITY, MEMORY, TEMPER
-from rapid.speculation.noise import Float64Array
-
-Ints = npt.NDArray[np.int64]
 
 BLOCK = 1024  # tokens of a program
 SORTED = tl.constexpr(1024)  # tokens among which a filter's border is looked for
@@ -57,7 +48,7 @@ SORTED = tl.constexpr(1024)  # tokens among which a filter's border is looked fo
 # What a row is read with: the highest logit and the sum of the weights of both texts, the weight of
 # the retrieved one, the least q that moves a token, the highest q, and the error of all weights.
 _TOP, _SUM, _OTHER_TOP, _OTHER_SUM, _SHARE, _BAR, _BEST_Q, _ERROR = map(tl.constexpr, range(8))
-_READINGS = tl.constexpr(8)
+READINGS = tl.constexpr(8)
 
 _MARGIN = tl.constexpr(2e-11)  # relative error of the softmax of small logits
 _ROUNDING = tl.constexpr(5e-13)  # and of larger ones, in shares of the largest
@@ -66,67 +57,12 @@ _LEAST_RATIO = tl.constexpr(1e-15)  # of a weight to its time in a race that is 
 _LEAST_PROBABILITY, _MEMORY, _TEMPER = map(tl.constexpr, (LEAST_PROBABILITY, MEMORY, TEMPER))
 
 
-def decide(
-    logits: torch.Tensor, table: Table, starts: Ints, ids: Ints, probs: Float64Array
-) -> torch.Tensor:
-    """Decide on all rows, each as if the drafts before it were accepted, as `DECIDED` [rows, 8].
-
-    Args:
-        logits: The target's rows, then those of witnesses [rows + witnesses, vocab].
-        table: What is asked about each, of `ROW`; `top_k` is below `SORTED` or the vocabulary's
-            size [rows + witnesses].
-        starts: The first row of each block, and the number of rows [blocks + 1].
-        ids: Candidates of the proposals, -1 for padding; m is a power of two [rows, m].
-        probs: Their probabilities [rows, m].
-    """
-    (count, m), (total_rows, vocab) = ids.shape, logits.shape
-    is_drafted = bool((table["drafted"][:count] >= 0).any())
-    is_filtered = bool(((table["top_k"] < vocab) | (table["top_p"] < 1))[:count].any())
-    integers, starts_there, ids_there, words = _send(
-        logits.device, table.view(np.int64).reshape(total_rows, -1), starts, ids, probs
-    )
-    numbers, probs_there = integers.view(torch.float64), words.view(torch.float64)
-    parts = triton.cdiv(vocab, BLOCK)
-    width = triton.next_power_of_2(parts)
-    partial = numbers.new_empty((4, total_rows, parts))
-    readings = numbers.new_empty((count, _READINGS.value))
-    weights = numbers.new_empty((count, vocab))
-    # q of every token; rows without a proposal do not read theirs.
-    draft = numbers.new_zeros((count, vocab)) if is_drafted else weights
-    decided = numbers.new_empty((count, DECIDED_WORDS.value))
-    borders = numbers.new_empty((count, 4) if is_filtered else (1,))
-    given, sizes = (logits, integers, numbers), (total_rows, vocab, parts)
-    _read[(total_rows, parts)](logits, numbers, partial, *sizes, BLOCK)
-    _settle[(len(starts) - 1,)](
-        *given, starts_there, ids_there, probs_there, partial, readings, draft, decided,
-        *sizes, width, m,
-    )  # fmt: skip
-    _fuse[(count, parts)](*given, readings, draft, weights, partial, *sizes, BLOCK)
-    if is_filtered:
-        best, order = weights.topk(min(SORTED.value, vocab))
-        order, by_id = order.sort(dim=-1)  # of equal tokens the lower id comes first
-        best, by_weight = best.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
-        order, size = order.gather(-1, by_weight), best.shape[1]
-        _cut[(count,)](*given, readings, best, order, partial, borders, *sizes, width, size, SORTED)
-    reading = (*given, readings, draft, weights, borders, partial)
-    _race[(count, parts)](*reading, *sizes, width, is_filtered, BLOCK)
-    _choose[(count,)](*reading, decided, *sizes, width, is_filtered)
-    return decided
-
-
 # The number of rows differs from step to step, and is no reason to compile anew.
 _kernel = triton.jit(do_not_specialize=["total_rows"])
 
 
-def _send(device: torch.device, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
-    """Return arrays of words on a device, as int64, by one transfer."""
-    words = np.concatenate([array.view(np.int64).ravel() for array in arrays])
-    parts = torch.split(torch.from_numpy(words).to(device), [array.size for array in arrays])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
-
-
 @_kernel
-def _read(logits, numbers, partial, total_rows, vocab, parts, BLOCK: tl.constexpr):
+def read_rows(logits, numbers, partial, total_rows, vocab, parts, BLOCK: tl.constexpr):
     """Write the highest logit of a part of a row, and the sum of its weights."""
     row, part = tl.program_id(0), tl.program_id(1)
     ids = part * BLOCK + tl.arange(0, BLOCK)
@@ -165,7 +101,7 @@ def _prob(logits, row, token, top, total, temperature, vocab):
 
 
 @_kernel
-def _settle(
+def settle_blocks(
     logits, integers, numbers, starts, ids, probs, partial, readings, draft, decided,
     total_rows, vocab, parts, WIDTH: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
@@ -178,7 +114,7 @@ def _settle(
         whole, number, reading = (
             integers + row * ROW_WORDS,
             numbers + row * ROW_WORDS,
-            row * _READINGS,
+            row * READINGS,
         )
         transfer, drafted = tl.load(whole + TRANSFER), tl.load(whole + DRAFTED)
         witness, temperature = tl.load(whole + WITNESS), tl.load(number + TEMPERATURE)
@@ -228,7 +164,7 @@ def _settle(
 
 
 @_kernel
-def _fuse(
+def fuse_rows(
     logits, integers, numbers, readings, draft, weights, partial,
     total_rows, vocab, parts, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -237,7 +173,7 @@ def _fuse(
     ids = part * BLOCK + tl.arange(0, BLOCK)
     is_token = ids < vocab
     place = row * vocab + ids
-    number, reading = numbers + row * ROW_WORDS, readings + row * _READINGS
+    number, reading = numbers + row * ROW_WORDS, readings + row * READINGS
     transfer, temperature = (
         tl.load(integers + row * ROW_WORDS + TRANSFER),
         tl.load(number + TEMPERATURE),
@@ -286,7 +222,7 @@ def _keep_all(vocab):
 
 
 @_kernel
-def _cut(
+def cut_rows(
     logits, integers, numbers, readings, best, order, partial, borders,
     total_rows, vocab, parts, WIDTH: tl.constexpr, size, SIZE: tl.constexpr,
 ):  # fmt: skip
@@ -299,7 +235,7 @@ def _cut(
     least, last = _keep_all(vocab)
     is_sure = total < float("inf")
     if (top_k < vocab) | (top_p < 1):
-        error = 2 * tl.load(readings + row * _READINGS + _ERROR)
+        error = 2 * tl.load(readings + row * READINGS + _ERROR)
         weight = tl.load(best + row * size + rank, mask=rank < size, other=0.0)
         kept = tl.where(rank < top_k, weight, 0.0)
         if top_k < vocab:
@@ -342,7 +278,7 @@ def _excess(weight, q, total, error):
 
 
 @_kernel
-def _race(
+def race_rows(
     logits, integers, numbers, readings, draft, weights, borders, partial,
     total_rows, vocab, parts, WIDTH: tl.constexpr, FILTERED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -365,7 +301,7 @@ def _race(
         if FILTERED:
             total = tl.load(borders + row * 4 + 2)
         q = tl.load(draft + row * vocab + ids, mask=is_token, other=0.0)
-        ratio, _ = _excess(ratio, q, total, tl.load(readings + row * _READINGS + _ERROR))
+        ratio, _ = _excess(ratio, q, total, tl.load(readings + row * READINGS + _ERROR))
     if mode != BEST:
         size: tl.constexpr = BLOCK // 4  # a counter gives the words of four tokens
         c0 = (part * size + 1 + tl.arange(0, size)).to(tl.uint64)
@@ -397,13 +333,13 @@ def _race(
 
 
 @_kernel
-def _choose(
+def choose_tokens(
     logits, integers, numbers, readings, draft, weights, borders, partial, decided,
     total_rows, vocab, parts, WIDTH: tl.constexpr, FILTERED: tl.constexpr,
 ):  # fmt: skip
     """Write the token of a row, and whether the drafted one is accepted."""
     row = tl.program_id(0)
-    whole, number, reading = integers + row * ROW_WORDS, numbers + row * ROW_WORDS, row * _READINGS
+    whole, number, reading = integers + row * ROW_WORDS, numbers + row * ROW_WORDS, row * READINGS
     mode, drafted, witness = (
         tl.load(whole + MODE),
         tl.load(whole + DRAFTED),

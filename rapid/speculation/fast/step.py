@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import TypeAlias, cast
+from types import SimpleNamespace
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 
-from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.messages import DraftBlock
 from rapid.speculation.acceptance import Judgement
 from rapid.speculation.draw import Draw
@@ -21,6 +21,12 @@ from rapid.speculation.fast.contenders import draw_token, propose_sparsely
 from rapid.speculation.fast.judging import has_contenders, judge_by_rows
 from rapid.speculation.questions import Answer, Decoded, Question, ToDecode, ToJudge, ToPropose
 from rapid.speculation.sampling import proposal
+
+# Settings of the method with which kernels are checked, as in `rapid.config.SpeculationConfig`.
+_CHECKED = SimpleNamespace(
+    rule="exact", transfer="adaptive", eta=10.0, is_witnessed=True, coupling="maximal",
+    plausibility=0.1, draft_top_k=64, transfer_temperature=1.0,
+)  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +77,9 @@ def has_kernels(device: torch.device) -> bool:
         for top_p in (1.0, 0.9):  # which are compiled apart
             questions: list[Question] = []
             for temperature in (0.0, 0.7):
-                sampling = SamplingConfig(temperature=temperature, top_p=top_p)
-                draw = Draw(sampling, SpeculationConfig(), 0, 0)
+                # Stand-ins, as `rapid.config` needs pydantic, which the GPU benchmark does without.
+                sampling = SimpleNamespace(temperature=temperature, top_k=None, top_p=top_p, seed=0)
+                draw = Draw(cast(Any, sampling), cast(Any, _CHECKED), 0, 0)
                 ids, probs = proposal(logits[0], draw)
                 block = DraftBlock("check", 0, 0, ids[:1], ids[None], probs[None])
                 judging = ToJudge(block, logits[1:2], draw, frozenset(), witness=logits[2:])

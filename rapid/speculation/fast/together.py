@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+import triton
 
-from rapid.config import SamplingConfig
 from rapid.messages import DraftBlock, Float32Array, Int32Array
 from rapid.speculation.acceptance import Judgement
 from rapid.speculation.draw import Draw, keys_of, uniforms_at
@@ -32,7 +33,12 @@ from rapid.speculation.questions import (
 )
 from rapid.speculation.sampling import as_sent
 
+if TYPE_CHECKING:
+    from rapid.config import SamplingConfig
+
 MOST_ROWS = 96  # of a batch, in which each takes 32 bytes a token of the vocabulary
+Ints = npt.NDArray[np.int64]
+
 _LEAST_WIDTH = 64  # candidates of a row, so that few sizes are compiled
 _TRANSFERS = {
     "distill": row_tables.DISTILL.value,
@@ -181,7 +187,7 @@ def _outcomes(question: ToJudge, rows: row_tables.Table) -> Iterator[Outcome]:
 
 
 def _decide(questions: Sequence[ToDecode | ToJudge]) -> torch.Tensor:
-    """Return what `row_kernels.decide` decides on the rows of some questions."""
+    """Return what the kernels decide on the rows of some questions."""
     counts = [_num_rows(question) for question in questions]
     blocks = [_block_of(question) for question in questions]
     witnesses = [_witness_of(question) for question in questions]
@@ -214,7 +220,67 @@ def _decide(questions: Sequence[ToDecode | ToJudge]) -> torch.Tensor:
             table["witness"][rows] = np.arange(of_witness, end)
             table["temperature"][of_witness:end] = question.draw.temperature
             of_witness = end
-    return row_kernels.decide(logits, table, starts, ids, probs)
+    return _launch(logits, table, starts, ids, probs)
+
+
+def _launch(
+    logits: torch.Tensor, table: row_tables.Table, starts: Ints, ids: Ints, probs: Float64Array
+) -> torch.Tensor:
+    """Decide on all rows, each as if the drafts before it were accepted, as `DECIDED` [rows, 8].
+
+    Args:
+        logits: The target's rows, then those of witnesses [rows + witnesses, vocab].
+        table: What is asked about each, of `ROW`; `top_k` is below `SORTED` or the vocabulary's
+            size [rows + witnesses].
+        starts: The first row of each block, and the number of rows [blocks + 1].
+        ids: Candidates of the proposals, -1 for padding; m is a power of two [rows, m].
+        probs: Their probabilities [rows, m].
+    """
+    (count, m), (total_rows, vocab) = ids.shape, logits.shape
+    is_drafted = bool((table["drafted"][:count] >= 0).any())
+    is_filtered = bool(((table["top_k"] < vocab) | (table["top_p"] < 1))[:count].any())
+    integers, starts_there, ids_there, words = _send(
+        logits.device, table.view(np.int64).reshape(total_rows, -1), starts, ids, probs
+    )
+    numbers, probs_there = integers.view(torch.float64), words.view(torch.float64)
+    block, most_sorted = row_kernels.BLOCK, row_kernels.SORTED
+    parts = triton.cdiv(vocab, block)
+    width = triton.next_power_of_2(parts)
+    partial = numbers.new_empty((4, total_rows, parts))
+    readings = numbers.new_empty((count, row_kernels.READINGS.value))
+    weights = numbers.new_empty((count, vocab))
+    # q of every token; rows without a proposal do not read theirs.
+    draft = numbers.new_zeros((count, vocab)) if is_drafted else weights
+    decided = numbers.new_empty((count, row_tables.DECIDED_WORDS.value))
+    borders = numbers.new_empty((count, 4) if is_filtered else (1,))
+    given, sizes = (logits, integers, numbers), (total_rows, vocab, parts)
+    row_kernels.read_rows[(total_rows, parts)](logits, numbers, partial, *sizes, block)
+    row_kernels.settle_blocks[(len(starts) - 1,)](
+        *given, starts_there, ids_there, probs_there, partial, readings, draft, decided,
+        *sizes, width, m,
+    )  # fmt: skip
+    row_kernels.fuse_rows[(count, parts)](
+        *given, readings, draft, weights, partial, *sizes, row_kernels.BLOCK
+    )
+    if is_filtered:
+        best, order = weights.topk(min(most_sorted.value, vocab))
+        order, by_id = order.sort(dim=-1)  # of equal tokens the lower id comes first
+        best, by_weight = best.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
+        order, size = order.gather(-1, by_weight), best.shape[1]
+        row_kernels.cut_rows[(count,)](
+            *given, readings, best, order, partial, borders, *sizes, width, size, row_kernels.SORTED
+        )
+    reading = (*given, readings, draft, weights, borders, partial)
+    row_kernels.race_rows[(count, parts)](*reading, *sizes, width, is_filtered, block)
+    row_kernels.choose_tokens[(count,)](*reading, decided, *sizes, width, is_filtered)
+    return decided
+
+
+def _send(device: torch.device, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
+    """Return arrays of words on a device, as int64, by one transfer."""
+    words = np.concatenate([array.view(np.int64).ravel() for array in arrays])
+    parts = torch.split(torch.from_numpy(words).to(device), [array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 def _fill(rows: row_tables.Table, question: ToDecode | ToJudge, vocab: int) -> None:

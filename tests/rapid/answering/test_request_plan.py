@@ -19,9 +19,9 @@ from rapid.answering.decisions import (
 )
 from rapid.answering.request_plan import (
     answer_tokens,
-    check_bias,
     check_blocks,
     check_lengths,
+    check_tokens,
     sampling_of,
     speculation_of,
 )
@@ -244,6 +244,6 @@ def test_a_round_of_blocks_has_a_size(asked, settings, is_refused):
 def test_a_bias_reaches_the_sampling_and_may_name_only_tokens_that_there_are() -> None:
     biased = replace(request(), logit_bias=((9, -100.0),))
     assert sampling_of(biased).logit_bias == ((9, -100.0),)
-    check_bias(biased, 10)
+    check_tokens(sampling_of(biased), 10)
     with pytest.raises(BadRequest, match="names token 9; the models have the tokens 0 to 8"):
-        check_bias(biased, 9)
+        check_tokens(sampling_of(biased), 9)

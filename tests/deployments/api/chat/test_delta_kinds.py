@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from deployments.api.chat.wire import Json, ReplyFrame, render_delta
+from deployments.api.chat.wire import GrowingChoice, Json, ReplyFrame, Timing, render_delta
 from deployments.orchestrator.pacing import pace
-from rapid.answering.answers import gather_deltas
+from rapid.answering.answers import gather_deltas, merge_answers
+from rapid.errors import TargetUnavailable
 from rapid.messages import ChoiceDelta, Finished, GenerationEvent, TextDelta
 from tests.deployments.scripted import receipt
 
@@ -57,6 +58,37 @@ async def test_another_kind_of_delta_keeps_its_place_and_reaches_the_stream(
     said = [each["delta"].get("content", "") for each in choices]
     assert ("".join(said[:nod]), "".join(said[nod:])) == ("abc", "de")
     assert choices[-1]["finish_reason"] == "gestured"  # finish reasons are open as well
+
+
+def test_it_is_part_of_a_whole_answer_too() -> None:
+    choice = GrowingChoice()
+    for each in EVENTS:
+        if isinstance(each, ChoiceDelta):
+            choice.add(each)
+    (whole,) = FRAME.completion([choice], receipt(), Timing(0.0))["choices"]
+    assert whole["message"] == {
+        "role": "assistant",
+        "content": "abcde",
+        "gesture": "nod",
+        "refusal": None,
+    }
+    assert whole["finish_reason"] == "gestured"
+
+
+async def test_what_came_of_it_before_a_failure_comes() -> None:
+    async def failing() -> AsyncGenerator[ChoiceDelta]:
+        yield GestureDelta(0, "nod")
+        raise TargetUnavailable("lost")
+
+    seen = []
+
+    async def look() -> None:
+        async for delta in merge_answers([failing(), failing()]):
+            seen.append(delta)
+
+    with pytest.raises(TargetUnavailable):
+        await look()
+    assert GestureDelta(0, "nod") in seen
 
 
 def test_a_kind_without_words_in_the_dialect_is_an_error() -> None:

@@ -329,6 +329,13 @@ def test_proposals_in_a_form_that_no_drafter_sends_are_left_to_the_specification
     assert_specified([question])
 
 
+def test_a_transfer_rule_without_a_fast_form_is_left_to_the_specification():
+    another = SpeculationConfig().model_copy(update={"transfer": "another"})
+    draw = Draw(SamplingConfig(), another, 0, 0)
+    (question,) = blocks(np.random.default_rng(3), [draw], 50)
+    assert not is_within_reach(question)
+
+
 def test_from_a_long_vocabulary_only_the_candidates_numbers_are_drawn():
     draw = Draw(SamplingConfig(seed=5), SpeculationConfig(), 0, 0)
     logits = torch.randn(4, 60_000, generator=torch.Generator().manual_seed(0))

@@ -13,12 +13,14 @@ from typing_extensions import override
 
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.speculation.draw import Draw
-from rapid.speculation.fast import row_kernels
+from rapid.speculation.fast import row_kernels, together
 from rapid.speculation.fast.step import answer_together
 from rapid.speculation.questions import Question, ToDecode, ToPropose
 from tests.rapid.speculation.drafted import blocks
 
-KERNELS = ("_read", "_settle", "_fuse", "_cut", "_race", "_choose")
+KERNELS = (
+    "read_rows", "settle_blocks", "fuse_rows", "cut_rows", "race_rows", "choose_tokens",
+)  # fmt: skip
 # Operations that launch nothing on a device.
 VIEWS = {
     "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "empty", "empty_like",
@@ -61,7 +63,7 @@ class Launches(TorchDispatchMode):
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
-    counted, send = Launches(), row_kernels._send
+    counted, send = Launches(), together._send
     for name in KERNELS:
         monkeypatch.setattr(row_kernels, name, counted.counting(getattr(row_kernels, name)))
 
@@ -69,7 +71,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
         counted.sent += 1
         return send(*arrays)
 
-    monkeypatch.setattr(row_kernels, "_send", count_sent)
+    monkeypatch.setattr(together, "_send", count_sent)
     return counted
 
 
