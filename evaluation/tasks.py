@@ -112,7 +112,7 @@ class Condition(Frozen):
 
 
 class Task(Frozen):
-    """The contents of a task file.
+    """An evaluation task: its items, baselines and metrics, as its YAML file has them.
 
     Attributes:
         templates: Wording of the prompts; None takes the product's own prompts (`rapid.prompts`).

@@ -25,7 +25,7 @@ RESULT, DRAFT, ACCEPT, RESIDUAL = range(4)  # what a random number decides
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a request, named as in `rapid.config`."""
+    """Sampling and speculation of a request; the names are those of `rapid.config`."""
 
     seed: int = 0
     choice: int = 0

@@ -142,7 +142,7 @@ class _TermIndex:
 
     @classmethod
     def of(cls, vectors: Sequence[SparseVector]) -> Self:
-        """Sort the weights of chunks, given in order."""
+        """Make an index by term of the vectors of chunks, which are numbered in this order."""
         lengths = [len(each.terms) for each in vectors]
         terms = np.fromiter((t for each in vectors for t in each.terms), np.uint32, sum(lengths))
         weights = np.fromiter((w for v in vectors for w in v.weights), np.float32, sum(lengths))

@@ -166,7 +166,7 @@ class Replica:
 
     @property
     def unpackable(self) -> str | None:
-        """What of the GPUs' parts four bits cannot pack, if asked for, such as ``80 columns``."""
+        """What of a shard cannot be packed in four bits, such as ``80 columns``; None if all can."""
         return packed_bits.unpackable(self._part) if self._is_int4 else None
 
     @property

@@ -59,7 +59,7 @@ class EventFeed:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def begin(self, patience_s: float) -> AsyncIterator[GenerationEvent | None]:
-        """Wait for the first event, until which a refusal has a status, and return all of them.
+        """Wait for the first event, and return all events; a refusal before it is an HTTP status.
 
         None stands for each `patience_s` seconds after it in which none comes; errors are those of
         `next`.

@@ -30,7 +30,7 @@ class InFile:
 
 @dataclass(frozen=True, slots=True)
 class AtAddress:
-    """For ranks of several machines, each at the address by which it reaches the first."""
+    """Meeting place of ranks on several machines: a store that the first rank has opened."""
 
     host: str  # address of the first rank's machine
     port: int  # port of the store that the first rank has opened (`open_store`)

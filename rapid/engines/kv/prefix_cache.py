@@ -117,7 +117,7 @@ class PrefixCache:
                 self.tags[page] = None
 
     def note_computed(self, pages: Pages, tenant: str = "") -> None:
-        """Mark named pages of a tenant's prompt as computed and set their tags."""
+        """Mark pages of a prompt as computed, so that prompts of the tenant share them by name."""
         for page in pages[~self._is_computed[pages]].tolist():
             self.tags[page] = name = self._name_of[page]
             if self._disk is not None:

@@ -167,7 +167,7 @@ def draft_block(work: SequenceWork, token_ids: list[int], proposals: list[Propos
 
 
 class Decode(SequenceWork):
-    """Call for tokens of the model's own distribution, committed together after the last draw."""
+    """Call for plain tokens, sampled from the model's own distribution and committed together."""
 
     def __init__(self, lease: Lease, choice: int, num_tokens: int, eos_ids: Set[int]) -> None:
         super().__init__(lease, choice)
