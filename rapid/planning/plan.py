@@ -93,8 +93,8 @@ class Losses:
     weights_share: float = 0.83  # of the bandwidth, as products of few rows read weights
     four_bits_share: float = 0.45  # the same with weights of four bits
     kv_share: float = 0.7  # of the bandwidth, as the attention of a decoding step reads KV
-    # Operations per second of a prefill's attention: FlashAttention-2 on an H100 (arXiv 2407.08608,
-    # section 1); with FlashAttention-3 it is the products that limit.
+    # Operations per second of a prefill's attention: FlashAttention-2 on an H100, .35 of its peak as
+    # the abstract of arXiv 2407.08608 has it; FlashAttention-3 reaches more than `COMPUTE_SHARE`.
     attention_flops: float = 350e12
     # A step's Python (0.15 ms and 0.03 a sequence, see `LIMIT`), copies of inputs, launch and wait.
     step_s: float = 4.3e-4
@@ -166,7 +166,7 @@ class Replica:
 
     @property
     def unpackable(self) -> str | None:
-        """What of a shard cannot be packed in four bits, such as ``80 columns``; None if all can."""
+        """What of a shard four bits cannot pack, such as ``80 columns``; None if they can all."""
         return packed_bits.unpackable(self._part) if self._is_int4 else None
 
     @property
@@ -240,12 +240,12 @@ class Replica:
         kv = batch * sum(self.shape.kv_read_bytes(each, self.kv_bytes) for each in (own, witness))
         kv += self.shape.kv_read_bytes(shared, self.kv_bytes)
         weights_share = losses.four_bits_share if self._is_int4 else losses.weights_share
-        reading = (weights / weights_share + kv / losses.kv_share) / self._bandwidth
+        reading = weights / weights_share + kv / losses.kv_share
         work = batch * self.shape.decode_flops(rows, self.context)
         work += batch * self.shape.decode_flops(rows * (witness > 0), witness)
-        computing = work / self._flops
+        forward_s = max(reading / (self.num_at_once * self.gpu.bandwidth), work / self._flops)
         sending = self._sending_s(num_sequences * rows)
-        return self._overhead_s(num_sequences) + sending + max(reading, computing)
+        return self._overhead_s(num_sequences) + sending + forward_s
 
     def plain_s(self, batch: float) -> float:
         """Return the seconds of a step of plain decoding, with its sampling."""
@@ -287,11 +287,6 @@ class Replica:
         # Each machine sends and receives so much of what is summed, through all its GPUs.
         share = 2 * (self.num_machines - 1) / self.num_machines
         return share * num_bytes / (self.machine_gpus * NETWORK_BANDWIDTH)
-
-    @property
-    def _bandwidth(self) -> float:
-        """Bytes per second that the GPUs which compute a layer read together."""
-        return self.num_at_once * self.gpu.bandwidth
 
     @property
     def _flops(self) -> float:
