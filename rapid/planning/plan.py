@@ -93,8 +93,8 @@ class Losses:
     weights_share: float = 0.83  # of the bandwidth, as products of few rows read weights
     four_bits_share: float = 0.45  # the same with weights of four bits
     kv_share: float = 0.7  # of the bandwidth, as the attention of a decoding step reads KV
-    # Operations per second of a prefill's attention: FlashAttention-2 on an H100, .35 of its peak as
-    # the abstract of arXiv 2407.08608 has it; FlashAttention-3 reaches more than `COMPUTE_SHARE`.
+    # Operations per second of a prefill's attention: FlashAttention-2 on an H100 (arXiv 2407.08608,
+    # abstract: .35 of its peak); FlashAttention-3 reaches more than `COMPUTE_SHARE`.
     attention_flops: float = 350e12
     # A step's Python (0.15 ms and 0.03 a sequence, see `LIMIT`), copies of inputs, launch and wait.
     step_s: float = 4.3e-4
