@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import statistics
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from benchmarks.engine.filled import FilledEngine, Model, embedded_target, rando
 from benchmarks.reporting import keep, table
 from rapid.engines.attention.cpu import partial
 from rapid.engines.attention.shared_prefixes import MIN_SHARED_KEYS
-from rapid.planning.plan import GPU, HostTime, Replica
+from rapid.planning.plan import GPU, IDEAL, Losses, Replica
 from rapid.planning.shapes import ModelShape
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -45,7 +46,7 @@ TINY = 64  # rows and columns of a matrix that takes no time to read
 NUM_WORDS = 1024  # of a model that holds nothing: as many as the embedded ones have
 NUM_TOKENS = 9  # of an answer: few, so that some answers are not disturbed
 UNBOUNDED = 1e18  # operations per second: what limits here is reading
-Hosts = dict[tuple[str, bool], HostTime]  # by dtype, and whether sequences share a prefix
+Hosts = dict[tuple[str, bool], Losses]  # by dtype, and whether sequences share a prefix
 Head = tuple[int, int, int]  # KV heads, queries for each, width
 
 
@@ -59,7 +60,7 @@ async def step_s(filled: FilledEngine, repeats: int) -> float:
         filled.close()
 
 
-async def host_time(dtype: str, *, is_shared: bool, repeats: int) -> HostTime:
+async def host_time(dtype: str, *, is_shared: bool, repeats: int) -> Losses:
     """Measure what steps take beside reading, with models of 1 and 9 layers that hold nothing.
 
     Sequences that share a prefix are attended to in another way, and only if it is long.
@@ -82,7 +83,13 @@ async def host_time(dtype: str, *, is_shared: bool, repeats: int) -> HostTime:
     layer_sequence_s = (crowd - alone) / 7
     sequence_s = (seconds[1, 8] - seconds[1, 1]) / 7 - layer_sequence_s
     step = seconds[1, 1] - alone - sequence_s
-    return HostTime(step, sequence_s, alone - layer_sequence_s, layer_sequence_s)
+    return replace(
+        IDEAL,
+        step_s=step,
+        sequence_s=sequence_s,
+        layer_s=alone - layer_sequence_s,
+        layer_sequence_s=layer_sequence_s,
+    )
 
 
 class Reading:
@@ -174,12 +181,13 @@ async def measured_case(case: Case, hosts: Hosts, repeats: int) -> dict[str, Any
     finally:
         filled.close()
     weights, kv = (statistics.median(each) for each in zip(*rates, strict=True))
+    num_layers = model.ours.model.config.num_hidden_layers
     return {
         "model": name, "dtype": dtype, "length": length, "batch": batch,
         "measured_ms": round(1e3 * statistics.median(measured), 3),
         "planned_ms": round(1e3 * statistics.median(planned), 3),
         "error": round(statistics.median(ratio(planned, measured)) - 1, 3),
-        "host_ms": round(1e3 * hosts[kind].of(batch, model.ours.model.config.num_hidden_layers), 3),
+        "host_ms": round(1e3 * hosts[kind].host_s(batch, num_layers), 3),
         "weights_gb_per_s": round(weights / 1e9, 1),
         "kv_gb_per_s": round(kv / 1e9, 1),
     }  # fmt: skip
@@ -191,7 +199,7 @@ def ratio(some: list[float], others: list[float]) -> list[float]:
 
 
 def replica_of(
-    model: Model, dtype: str, length: int, shared: int, rates: list[float], host: HostTime
+    model: Model, dtype: str, length: int, shared: int, rates: list[float], host: Losses
 ) -> Replica:
     """Return the replica that `rapid plan` would make of this model on this machine."""
     weights, kv = rates
@@ -203,8 +211,7 @@ def replica_of(
         layer_bits=8 * BYTES[dtype],
         other_bits=8 * BYTES[dtype],
         kv_bytes=BYTES[dtype],
-        kv_share=kv / weights,
-        host=host,
+        losses=replace(host, kv_share=kv / weights),
     )
 
 

@@ -109,6 +109,8 @@ def against_bytes(
         return
     best = min(times, key=lambda name: times[name])
     bench.report["kernels"].append({"case": told, "ms": times})
+    # Of the first case alone, a row after the longest context: see `rapid.planning.plan.Losses`.
+    bench.report.setdefault("losses", {}).setdefault("kv_share", least / times[best])
     bench.say(
         f"attention, {told}",
         f"{best} {times[best]:.3f} ms = {least / times[best]:.0%} of the bytes"
@@ -132,6 +134,8 @@ def prefill_kernels(bench: Bench) -> None:
             continue
         bench.check_time(5, "prefill kernels")
         results[one.name] = ms = bench.kernel_ms(partial(case.run, kernels[one.name]))
+        per_s = operations / min(results.values()) * 1e3
+        bench.report.setdefault("losses", {})["attention_flops"] = per_s
         share = operations / ms * 1e3 / bench.peak()[1]
         bench.say(
             f"{one.name}, a chunk of {plan.chunk} after {long - plan.chunk} keys",

@@ -112,53 +112,68 @@ def _fits(replica: Replica, bits: float, batch: int) -> bool:
     return fewer.unpackable is None and fewer.max_sequences >= batch
 
 
-def show_speed(target: Replica, drafter: Replica, how: Speculating, gpu_hour: float | None) -> None:
-    """Print the speed of plain decoding and of each schedule, and what a million tokens cost."""
+def show_speed(
+    limit: tuple[Replica, Replica],
+    likely: tuple[Replica, Replica],
+    how: Speculating,
+    gpu_hour: float | None,
+) -> None:
+    """Print speeds and what a million tokens cost, of target and drafter at their limit and likely.
+
+    The last line tells the best speedup that is likely.
+    """
+    table = _table(f"Speed at acceptance {how.acceptance:g}", ("",), ("limit", "likely"))
+    (_, limits), (best, values) = (_speeds(*pair, how, gpu_hour) for pair in (limit, likely))
+    for name, value in values.items():
+        table.add_row(name, limits[name], value)
+    out.print(table)
+    note(
+        "speedup: over plain decoding, with one drafter for each target, at its best draft length. "
+        "cheapest: drafters to targets where a token costs the least, and the speedup there."
+    )
+    what = f"makes decoding {best:.2f} times as fast as plain"
+    if best < 1:
+        target, drafter = likely
+        is_larger = drafter.shape.num_parameters > target.shape.num_parameters
+        buys = " and buys quality" * is_larger
+        what = f"costs speed{buys}: at best {best:.2f} of plain decoding"
+    say(f"At batch {how.batch} this drafter likely {what}.")
+
+
+def _speeds(
+    target: Replica, drafter: Replica, how: Speculating, gpu_hour: float | None
+) -> tuple[float, dict[str, str]]:
+    """Return the best speedup of a pair, and the rows of its column by name."""
     from rapid.planning.schedules import cheapest, fastest, plain_gpu_seconds
 
-    step_s, plain = target.step_s(how.batch), plain_gpu_seconds(target, how.batch)
-    price = "" if gpu_hour is None else f", a price of {_cost(plain, gpu_hour):,.2f}"
-    say(
-        f"Plain: {step_s * 1e3:.1f} ms a step, {how.batch / step_s:.0f} tokens/s, "
-        f"{plain:,.0f} GPU-s for a million tokens{price}. Prefill of one context: "
-        f"{target.prefill_s():.1f} s at half the peak. Verifying takes no longer than that step up "
-        f"to {target.free_rows(how.batch)} tokens a sequence."
-    )
+    step_s, plain = target.plain_s(how.batch), plain_gpu_seconds(target, how.batch)
     cost = "GPU-s" if gpu_hour is None else "price"
-    table = _table(
-        f"Speculation at acceptance {how.acceptance:g}, against plain",
-        ("drafter", "schedule"),
-        ("draft ms", "length", "speedup", "cheapest", "speedup", f"{cost}/1M", "of plain"),
-    )
     apart = drafter.num_gpus > 0
+    gpus = f"{drafter.num_gpus} GPU{'s' * (drafter.num_gpus > 1)}" if apart else "the target's"
+    rows = {
+        "plain: ms a step": f"{step_s * 1e3:.1f}",
+        "plain: tokens/s": f"{how.batch / step_s:.0f}",
+        f"plain: {cost}/1M": _cost(plain, gpu_hour),
+        "prefill of one context, s": f"{target.prefill_s():.1f}",
+        "tokens verified in a plain step": str(target.free_rows(how.batch)),
+        f"drafted token on {gpus}, ms": f"{drafter.draft_s(how.batch) * 1e3:.1f}",
+    }
     best = 0.0
     schedules: tuple[Schedule, ...] = ("sequential", "draft ahead")
     for schedule in schedules[: 1 + apart]:
         quick = fastest(target, drafter, how, schedule)
         cheap = cheapest(target, drafter, how, schedule)
         best = max(best, quick.speedup)
-        table.add_row(
-            f"{drafter.num_gpus} GPU{'s' * (drafter.num_gpus > 1)}" if apart else "shares",
-            schedule,
-            f"{drafter.step_s(how.batch) * 1e3:.1f}",
-            str(quick.draft_length),
-            f"{quick.speedup:.2f}",
-            f"1:{cheap.targets_per_drafter}" if apart else "",
-            f"{cheap.speedup:.2f}",
-            f"{_cost(cheap.gpu_seconds, gpu_hour):,.{0 if gpu_hour is None else 2}f}",
-            f"{cheap.gpu_seconds / plain:.2f}",
+        rows[f"{schedule}: speedup"] = f"{quick.speedup:.2f} at {quick.draft_length}"
+        if apart:
+            ratio = f"1:{cheap.targets_per_drafter}"
+            rows[f"{schedule}: cheapest"] = f"{ratio} {cheap.speedup:.2f}"
+        rows[f"{schedule}: {cost}/1M, of plain"] = (
+            f"{_cost(cheap.gpu_seconds, gpu_hour)} {cheap.gpu_seconds / plain:.2f}"
         )
-    out.print(table)
-    if best < 1:
-        is_larger = drafter.shape.num_parameters > target.shape.num_parameters
-        what = "costs speed and buys quality" if is_larger else "costs speed"
-        say(f"At batch {how.batch} this drafter {what}: at best {best:.2f} of plain decoding.")
-    note(
-        "speedup: one drafter for each target, at the best draft length. cheapest: drafters to "
-        "targets where a token costs the least, the speedup and the cost there."
-    )
+    return best, rows
 
 
-def _cost(gpu_seconds: float, gpu_hour: float | None) -> float:
+def _cost(gpu_seconds: float, gpu_hour: float | None) -> str:
     """Return the cost in money where a price is given, else in GPU-seconds."""
-    return gpu_seconds if gpu_hour is None else gpu_seconds / 3600 * gpu_hour
+    return f"{gpu_seconds:,.0f}" if gpu_hour is None else f"{gpu_seconds / 3600 * gpu_hour:,.2f}"

@@ -1,7 +1,8 @@
-"""The command ``rapid plan``: memory, the best possible speed and the cost of a deployment."""
+"""The command ``rapid plan``: memory, the possible and the likely speed, and the cost."""
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from deployments.cli.plan_tables import beside, show_memory, show_shared_memory,
 from deployments.cli.terminal import fail, note, say
 
 if TYPE_CHECKING:
-    from rapid.planning.plan import Replica
+    from rapid.planning.plan import Losses, Replica
     from rapid.planning.shapes import ModelShape
 
 # arXiv 2502.20330: the share of drafts accepted, in blocks of ten, in its multi-turn task where
@@ -105,18 +106,12 @@ def plan(
             "without drafting ahead.",
         ),
     ] = False,
-    bandwidth_share: Annotated[
-        float, _how(help="Of the GPU's, that a step reaches; 1 is the limit.", min=0.01, max=1)
-    ] = 1.0,
-    round_ms: Annotated[
-        float, _how(help="What a round takes beside drafting and verifying.", min=0)
-    ] = 0.0,
-    host_ms: Annotated[
-        float | None,
+    measured: Annotated[
+        Path | None,
         _how(
-            help="What a step takes beside reading and computing; by default Python's time as "
-            "measured, 0 is the limit.",
-            min=0,
+            help="Report of benchmarks/gpu.py, whose losses replace the estimates of what is "
+            "likely.",
+            metavar="FILE",
         ),
     ] = None,
     gpu_hour: Annotated[
@@ -130,11 +125,11 @@ def plan(
 ) -> None:
     """Plan a deployment by arithmetic: no GPU is used and nothing is loaded.
 
-    It shows whether the models fit, for how many sequences, the best possible speed and its draft
-    length, how many targets one drafter should serve, and the cost of a million tokens against
-    plain decoding.
+    It shows whether the models fit, for how many sequences, the best possible and the likely speed
+    with their draft lengths, how many targets one drafter should serve, and the cost of a million
+    tokens against plain decoding.
     """
-    from rapid.planning.plan import GPUS, GROUP_SIZES, PYTHON_TIME, HostTime, Replica, group_sizes
+    from rapid.planning.plan import GPUS, GROUP_SIZES, LIMIT, Replica, group_sizes
     from rapid.planning.schedules import Speculating
 
     if (device := GPUS.get(gpu.lower())) is None:
@@ -147,8 +142,7 @@ def plan(
         fail(f"sequences of {context:,} tokens cannot have {shared:,} in common: lower --shared")
     reads = Replica(
         _shape(target), device, context, shared, target_gpus, machine_gpus, target_bits,
-        kv_bytes=kv_bits / 8, bandwidth_share=bandwidth_share,
-        host=PYTHON_TIME if host_ms is None else HostTime(host_ms / 1e3),
+        kv_bytes=kv_bits / 8, losses=LIMIT,
     )  # fmt: skip
     drafts = replace(
         reads, shape=_shape(drafter), context=drafter_context, shared=0, layer_bits=drafter_bits
@@ -177,10 +171,11 @@ def plan(
     if problem:
         fail(problem)
     how = Speculating(
-        batch, _ACCEPTANCE if acceptance is None else acceptance, hits, extra_position,
-        round_ms / 1e3,
-    )  # fmt: skip
-    show_speed(reads, drafts, how, gpu_hour)
+        batch, _ACCEPTANCE if acceptance is None else acceptance, hits, extra_position
+    )
+    losses = _likely(measured)
+    likely = replace(reads, losses=losses, witness=drafter_context), replace(drafts, losses=losses)
+    show_speed((reads, drafts), likely, how, gpu_hour)
     if acceptance is None:
         note(_ACCEPTANCE_SOURCE)
     if max(reads.num_machines, drafts.num_machines) > 1:
@@ -189,10 +184,25 @@ def plan(
             "each GPU, as with InfiniBand: nothing of it was measured."
         )
     note(
-        "Times are limits: memory read once at the bandwidth of the GPUs that compute a layer "
-        "together (with weights of other than 16, 8 or 4 bits one), and Python's time. What is "
-        "left out is in docs/planning.md."
+        "limit: memory read once at the bandwidth of the GPUs that compute a layer together (with "
+        "weights of other than 16, 8 or 4 bits one), and Python's time. likely: with launches, "
+        "sampling, a witness, Ray and what kernels reach, "
+        f"{'as estimated for an H200' if measured is None else f'as in {measured}'}. "
+        "docs/planning.md has the numbers, and what is left out."
     )
+
+
+def _likely(measured: Path | None) -> Losses:
+    """Return what steps are likely to lose: as estimated, or as a report has measured it."""
+    from rapid.planning.plan import LIKELY
+
+    try:
+        losses = {} if measured is None else json.loads(measured.read_text())["losses"]
+        if not all(isinstance(value, int | float) and value > 0 for value in losses.values()):
+            raise ValueError("a loss is no number above 0")
+        return replace(LIKELY, **losses)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        fail(f"{measured} is no report of benchmarks/gpu.py that this plan can use: {error}")
 
 
 def _unspread(role: str, replica: Replica) -> str | None:
@@ -242,10 +252,6 @@ def _check_pair(target: str, drafter: str) -> None:
         tokenizer = load_tokenizer(model)
         return ModelVocabulary(tokenizer, read_eos_ids(checkpoint_source(model), tokenizer))
 
-    if all(known):
-        raise different_vocabularies(
-            f"that of {target} is {known[0]}'s, that of {drafter} {known[1]}'s"
-        )
     if not any(known):
         check_same_vocabulary(vocabulary(target), vocabulary(drafter))
         return
@@ -253,9 +259,11 @@ def _check_pair(target: str, drafter: str) -> None:
         _shape(model).vocabulary if of else num_ids(vocabulary(model).tokenizer)
         for model, of in zip((target, drafter), known, strict=True)
     ]
-    if abs(sizes[0] - sizes[1]) > _MOST_PADDING:
+    if all(known) or abs(sizes[0] - sizes[1]) > _MOST_PADDING:
+        whose = [f" ({of}'s)" if of else "" for of in known]
         raise different_vocabularies(
-            f"that of {target} has {sizes[0]:,} tokens, that of {drafter} {sizes[1]:,}"
+            f"that of {target}{whose[0]} has {sizes[0]:,} tokens, that of {drafter}{whose[1]} "
+            f"{sizes[1]:,}"
         )
 
 

@@ -1,13 +1,15 @@
 """Planning of replicas: what fits on GPUs, and how fast a step can be at best.
 
 Times are rooflines: reading the weights and every sequence's KV once, or the multiplications,
-whichever takes longer. The formulas with their sources are in ``docs/planning.md``.
+whichever takes longer; and, with `Losses`, what is likely to come on top. The formulas with their
+sources are in ``docs/planning.md``.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from rapid.planning import packed_bits
@@ -23,8 +25,6 @@ MACHINE_GPUS = 8  # GPUs of one machine
 STEP_TOKENS = 4096  # tokens of the largest step, as in cluster/configs
 PAGE_TOKENS = 16  # tokens of a page, which is what engines take by default
 FP8_BITS = 8  # of the weights that `quantization: fp8` makes
-REDUCE_S = 9e-6  # seconds of a small sum over GPUs of one machine (NVLink); an estimate
-NETWORK_REDUCE_S = 30e-6  # the same of several machines (InfiniBand); an estimate
 NETWORK_BANDWIDTH = 50e9  # bytes per second between machines for each GPU (400 Gb/s); assumed
 ACTIVATION_BYTES = 2  # of a number in what is summed: bfloat16
 
@@ -78,26 +78,56 @@ class MemoryNeed:
         return self.weights + self.work + self.pools
 
 
+_LAUNCH_S = 4.5e-6  # seconds of an operation that Python launches; an estimate
+_TRANSFER_S = 15e-6  # seconds of a small transfer to or from a GPU; an estimate
+
+
 @dataclass(frozen=True, slots=True)
-class HostTime:
-    """Seconds of a step beside reading and computing: Python, launches, sampling."""
+class Losses:
+    """What steps lose to a GPU's limits: shares of these that are reached, and seconds on top.
 
-    step_s: float = 0.0
-    sequence_s: float = 0.0
-    layer_s: float = 0.0
-    # For each layer and sequence, as where attention is called once for each.
-    layer_sequence_s: float = 0.0
+    The defaults are what is likely on an H200: estimates, where a comment names no other source.
+    `benchmarks/gpu.py` reports those that it measures, for ``rapid plan --measured``.
+    """
 
-    def of(self, batch: float, layers: int) -> float:
-        """Return the seconds of a step of `batch` sequences."""
+    weights_share: float = 0.83  # of the bandwidth, as products of few rows read weights
+    four_bits_share: float = 0.45  # the same with weights of four bits
+    kv_share: float = 0.7  # of the bandwidth, as the attention of a decoding step reads KV
+    # Operations per second of a prefill's attention: FlashAttention-2 on an H100 (arXiv 2407.08608,
+    # abstract: .35 of its peak); FlashAttention-3 reaches more than `COMPUTE_SHARE`.
+    attention_flops: float = 350e12
+    # A step's Python (0.15 ms and 0.03 a sequence, see `LIMIT`), copies of inputs, launch and wait.
+    step_s: float = 4.3e-4
+    sequence_s: float = 6e-5
+    # Of a layer in a graph: 14 small kernels, counted, and the merge of attention's parts.
+    layer_s: float = 14 * 2e-6 + 8.5e-6
+    layer_sequence_s: float = 0.0  # where attention is called once for each sequence: on a CPU
+    fp8_layer_s: float = 32 * 2e-6  # kernels that `quantization: fp8` adds to a layer, counted
+    # Launches that `tests/rapid/speculation/fast/test_step_counts.py` counts, and a transfer each
+    # way: of a sampled plain step, a witnessed block, and a drafted token with its way to the host.
+    sampling_s: float = 11 * _LAUNCH_S + 2 * _TRANSFER_S
+    judging_s: float = 15 * _LAUNCH_S + 2 * _TRANSFER_S
+    drafting_s: float = 16 * _LAUNCH_S + 2 * _TRANSFER_S + 2.5e-4
+    reduce_s: float = 14e-6  # of a small sum over GPUs of one machine: NCCL over NVLink
+    network_reduce_s: float = 30e-6  # the same of several machines: InfiniBand
+    # Ray's calls of a round: 3.1 ms on two busy cores (docs/performance.md); fewer on a server.
+    round_s: float = 1.2e-3
+
+    def host_s(self, batch: float, layers: int) -> float:
+        """Return the seconds of a step of `batch` sequences beside reading and computing."""
         each_layer = self.layer_s + batch * self.layer_sequence_s
         return self.step_s + batch * self.sequence_s + layers * each_layer
 
 
-NO_HOST_TIME = HostTime()
-# Python around a step, as `benchmarks/decoding/planned.py` measured it on a CPU; where steps are
-# captured, a GPU's layers are launched at once. Sampling's and the launch's own time is not in it.
-PYTHON_TIME = HostTime(step_s=1.5e-4, sequence_s=3e-5)
+LIKELY = Losses()
+# Nothing is lost but small sums, at the time of a kernel made for them (an estimate).
+IDEAL = Losses(
+    **dict.fromkeys([each.name for each in fields(Losses)], 0.0)
+    | dict.fromkeys(("weights_share", "four_bits_share", "kv_share"), 1.0)
+    | {"attention_flops": math.inf, "reduce_s": 9e-6, "network_reduce_s": 30e-6}
+)
+# Python around a step as well, as `benchmarks/decoding/planned.py` measured it on a CPU.
+LIMIT = replace(IDEAL, step_s=1.5e-4, sequence_s=3e-5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +152,10 @@ class Replica:
     # Bits of a weight in embeddings and logits, which quantization does not change.
     other_bits: float = 16
     kv_bytes: float = 2  # bytes of a number in keys and values; 1 with ``kv_cache_dtype: fp8``
-    bandwidth_share: float = 1.0  # share of the GPU's bandwidth that reading weights reaches
-    kv_share: float | None = None  # the same of reading keys and values; None takes that of weights
-    host: HostTime = NO_HOST_TIME  # what a step takes beside reading and computing
+    losses: Losses = IDEAL
+    # Tokens of a sequence's retrieved text, which a target weighs beside its own as it verifies
+    # (``transfer: adaptive``); 0 where it does not.
+    witness: int = 0
 
     @property
     def num_at_once(self) -> int:
@@ -197,37 +228,56 @@ class Replica:
         candidates = range(1, int(self.usable // own) + 2)
         return bisect_right(candidates, self.usable, key=lambda num: self.need(num).total)
 
-    def step_s(self, batch: float, rows: int = 1) -> float:
-        """Return the seconds of one forward of `batch` sequences with `rows` new tokens each."""
-        together = self.num_at_once
-        bandwidth = together * self.gpu.bandwidth
-        kv_share = self.bandwidth_share if self.kv_share is None else self.kv_share
-        weights = self.shape.read_bytes(*self._all_bits, batch * rows)
+    def step_s(self, batch: float, rows: int = 1, witness: int = 0) -> float:
+        """Return the seconds of one forward of `batch` sequences with `rows` new tokens each.
+
+        With a `witness` there are as many sequences of its length beside them.
+        """
+        losses = self.losses
+        num_sequences = batch * (1 + (witness > 0))
+        weights = self.shape.read_bytes(*self._all_bits, num_sequences * rows)
         own, shared = self.context - self.shared, self.shared
-        kv = batch * self.shape.kv_read_bytes(own, self.kv_bytes)
+        kv = batch * sum(self.shape.kv_read_bytes(each, self.kv_bytes) for each in (own, witness))
         kv += self.shape.kv_read_bytes(shared, self.kv_bytes)
-        reading = weights / self.bandwidth_share + kv / kv_share
+        weights_share = losses.four_bits_share if self._is_int4 else losses.weights_share
+        reading = weights / weights_share + kv / losses.kv_share
         work = batch * self.shape.decode_flops(rows, self.context)
-        computing = work / (together * self.gpu.flops * COMPUTE_SHARE)
-        sending = self._sending_s(batch * rows)
-        return self._overhead_s(batch) + sending + max(reading / bandwidth, computing)
+        work += batch * self.shape.decode_flops(rows * (witness > 0), witness)
+        forward_s = max(reading / (self.num_at_once * self.gpu.bandwidth), work / self._flops)
+        sending = self._sending_s(num_sequences * rows)
+        return self._overhead_s(num_sequences) + sending + forward_s
+
+    def plain_s(self, batch: float) -> float:
+        """Return the seconds of a step of plain decoding, with its sampling."""
+        return self.step_s(batch) + self.losses.sampling_s
+
+    def draft_s(self, batch: float) -> float:
+        """Return the seconds of a drafted token of `batch` sequences, with its sampling."""
+        return self.step_s(batch) + self.losses.drafting_s
+
+    def verify_s(self, batch: float, rows: int) -> float:
+        """Return the seconds of scoring and judging `rows` drafts of `batch` sequences."""
+        return self.step_s(batch, rows, self.witness) + self.losses.judging_s
 
     def prefill_s(self) -> float:
         """Return the seconds that computing the KV of one sequence takes."""
-        work = self.shape.prefill_flops(self.context)
-        computing = work / (self.num_at_once * self.gpu.flops * COMPUTE_SHARE)
-        return computing + self._sending_s(self.context)
+        products = 2.0 * (self.context * self.shape.active_weights + self.shape.head_weights)
+        attention = self.shape.prefill_flops(self.context) - products
+        slower = max(1.0, self.gpu.flops * COMPUTE_SHARE / self.losses.attention_flops)
+        return (products + attention * slower) / self._flops + self._sending_s(self.context)
 
     def free_rows(self, batch: int) -> int:
         """Return the most rows per sequence for which reading memory still bounds a step."""
         one = batch * self.shape.decode_flops(1, self.context)
         reading_s = self.step_s(batch) - self._overhead_s(batch) - self._sending_s(batch)
-        return int(reading_s * self.num_at_once * self.gpu.flops * COMPUTE_SHARE / one)
+        return int(reading_s * self._flops / one)
 
     def _overhead_s(self, batch: float) -> float:
         """Return a step's seconds that no bandwidth shortens: the host's, and those of its sums."""
-        each = NETWORK_REDUCE_S if self.num_machines > 1 else REDUCE_S
-        return self.host.of(batch, self.shape.layers) + self._num_sums * each
+        losses, layers = self.losses, self.shape.layers
+        each = losses.network_reduce_s if self.num_machines > 1 else losses.reduce_s
+        quantizing = losses.fp8_layer_s * layers if self.layer_bits == FP8_BITS else 0.0
+        return losses.host_s(batch, layers) + quantizing + self._num_sums * each
 
     def _sending_s(self, rows: float) -> float:
         """Return the seconds that the sums of so many rows travel between machines."""
@@ -237,6 +287,11 @@ class Replica:
         # Each machine sends and receives so much of what is summed, through all its GPUs.
         share = 2 * (self.num_machines - 1) / self.num_machines
         return share * num_bytes / (self.machine_gpus * NETWORK_BANDWIDTH)
+
+    @property
+    def _flops(self) -> float:
+        """Operations per second that large products reach on them."""
+        return self.num_at_once * self.gpu.flops * COMPUTE_SHARE
 
     @property
     def _num_sums(self) -> int:

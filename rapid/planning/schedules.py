@@ -25,7 +25,6 @@ class Speculating:
     # accepted, which the block drafted ahead relies on.
     hits: float | None = None
     extra_position: bool = False  # see `tokens_per_round`; for the sequential schedule only
-    round_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Operation:
 
 def plain_gpu_seconds(target: Replica, batch: int) -> float:
     """Return the GPU-seconds of a million tokens without speculation."""
-    return target.num_gpus * target.step_s(batch) / batch * 1e6
+    return target.num_gpus * target.plain_s(batch) / batch * 1e6
 
 
 def fastest(
@@ -56,15 +55,15 @@ def fastest(
     The drafter has GPUs of its own or, with `num_gpus` 0, the target's.
     """
     times = {
-        "target_s": target.step_s(how.batch),
-        "draft_s": drafter.step_s(how.batch * targets_per_drafter),
-        "round_s": how.round_s,
+        "target_s": target.plain_s(how.batch),
+        "draft_s": drafter.draft_s(how.batch * targets_per_drafter),
+        "round_s": target.losses.round_s,
     }
 
     def speedup(draft_length: int) -> float:
         extra = how.extra_position and schedule == "sequential"
         tokens = tokens_per_round(how.acceptance, draft_length, extra_position=extra)
-        verify_s = target.step_s(how.batch, draft_length + extra)
+        verify_s = target.verify_s(how.batch, draft_length + extra)
         if schedule == "sequential":
             return sequential_speedup(tokens, draft_length, verify_s=verify_s, **times)
         hits = how.acceptance**draft_length if how.hits is None else how.hits

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from benchmarks import gpu
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.engines.attention.survey import KernelCandidate
+from rapid.planning.plan import LIKELY
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 PARTS = ["1. correctness", "2. attention", "3. steps", "4. speedups", "5. prefill", "6. Llama"]
@@ -54,7 +56,10 @@ def test_a_smoke_run_ends_with_every_number_that_is_asked(tmp_path: Path) -> Non
     assert places == sorted(places)
     assert "failed" not in ran.stdout
     assert "skipped" not in ran.stdout
-    table = json.loads(out.read_text())["table"]
+    report = json.loads(out.read_text())
+    assert report["losses"].keys() == {"kv_share", "attention_flops"}
+    assert replace(LIKELY, **report["losses"]).kv_share > 0
+    table = report["table"]
     assert {asked for _, _, asked, verdict in table if verdict in ("pass", "FAIL")} == ASKED
     assert table[-1][0] in ran.stdout.splitlines()[-1]  # the table comes last
 

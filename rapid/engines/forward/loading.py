@@ -97,6 +97,7 @@ def load_model(
     device = _device(config.device)
     if shard is not None and device.type == "cuda":
         device = torch.device("cuda", shard.rank % torch.cuda.device_count())  # of this machine
+        torch.cuda.set_device(device)  # or pinning memory, say, makes a context on the first one
     dtype = _dtype(config.dtype, device)
     own_method = quantization = None
     if isinstance(config.quantization, str):

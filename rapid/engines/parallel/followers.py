@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 
 from rapid.engines.parallel.orders import BEAT_S, Answer, Beat, Done, End, Loaded, Order
 from rapid.engines.parallel.starting import Process, Started
@@ -63,16 +64,19 @@ class Followers:
 
     def tell(self, orders: Sequence[Order]) -> None:
         """Give each follower an order, or raise EngineFailed if one is gone."""
-        try:
-            with self._sending:
-                for member, order in zip(self._members, orders, strict=True):
-                    member.pipe.send(order)
-        except OSError as error:
-            raise EngineFailed("A process that holds a part of the model is gone.") from error
+        self._send([ForkingPickler.dumps(order) for order in orders])
 
     def tell_all(self, order: Order) -> None:
-        """Give every follower the same order; see `tell`."""
-        self.tell([order] * len(self._members))
+        """Give every follower the same order, which is pickled once; see `tell`."""
+        self._send([ForkingPickler.dumps(order)] * len(self._members))
+
+    def _send(self, messages: Sequence[memoryview]) -> None:
+        try:
+            with self._sending:
+                for member, message in zip(self._members, messages, strict=True):
+                    member.pipe.send_bytes(message)
+        except OSError as error:
+            raise EngineFailed("A process that holds a part of the model is gone.") from error
 
     def ask(self, number: int, order: Order) -> Future[bool]:
         """Give all an order, to be answered by `Done(number, ...)`; return if all goes well."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from rapid.planning.plan import GPUS, HostTime, Replica, group_sizes
+from rapid.planning.plan import GPUS, IDEAL, LIKELY, LIMIT, Replica, group_sizes
 from rapid.planning.schedules import (
     Operation,
     Speculating,
@@ -120,7 +120,7 @@ class TestRoofline:
 
     def test_keys_in_fp8_halve_what_sequences_read(self):
         assert replace(TARGET, kv_bytes=1).step_s(6) * 1e3 == near(13.9)
-        slower = replace(TARGET, kv_share=0.5)  # the bandwidth that attention reaches
+        slower = replace(TARGET, losses=replace(IDEAL, kv_share=0.5))
         assert slower.step_s(6) - TARGET.step_s(6) == near(6 * 17.2e9 / 4.8e12)
 
     def test_what_questions_on_one_document_share_is_held_and_read_once(self):
@@ -131,13 +131,14 @@ class TestRoofline:
         assert six.max_sequences > 1000
 
     def test_the_host_s_time_comes_on_top(self):
-        host = HostTime(step_s=1, sequence_s=0.1, layer_s=0.01, layer_sequence_s=0.001)
-        slower = replace(TARGET, host=host)
+        host = {"step_s": 1, "sequence_s": 0.1, "layer_s": 0.01, "layer_sequence_s": 0.001}
+        slower = replace(TARGET, losses=replace(IDEAL, **host))
         assert slower.step_s(6) - TARGET.step_s(6) == pytest.approx(1 + 0.6 + 32 * 0.016)
         assert slower.free_rows(6) == TARGET.free_rows(6)
 
     def test_a_share_of_the_bandwidth_takes_longer_in_proportion(self):
-        assert replace(TARGET, bandwidth_share=0.5).step_s(4) == pytest.approx(2 * TARGET.step_s(4))
+        half = replace(TARGET, losses=replace(IDEAL, weights_share=0.5, kv_share=0.5))
+        assert half.step_s(4) == pytest.approx(2 * TARGET.step_s(4))
 
     def test_verifying_is_free_until_computing_takes_longer_than_reading(self):
         assert (TARGET.free_rows(1), TARGET.free_rows(1000)) == (39, 21)
@@ -252,6 +253,70 @@ class TestOurRounds:
         operation = cheapest(TARGET, tight, Speculating(4, 0.9), "draft ahead")
         assert isinstance(operation, Operation)
         assert operation.targets_per_drafter * 4 <= tight.max_sequences
+
+
+class TestLikely:
+    """What engines lose to the limits, against estimates that were worked out line by line."""
+
+    @pytest.mark.parametrize(
+        ("replica", "batch", "milliseconds"),
+        [
+            (TARGET, 1, 10.7), (TARGET, 6, 36.5),
+            (replace(LARGE, num_gpus=4), 6, 15.8), (replace(LARGE, layer_bits=4), 1, 22.5),
+            (replace(LARGE, num_gpus=4, layer_bits=8), 1, 16),
+        ],
+    )  # fmt: skip
+    def test_a_step_with_its_launches_and_sums(self, replica, batch, milliseconds):
+        assert replace(replica, losses=LIKELY).step_s(batch) * 1e3 == near(milliseconds)
+
+    def test_what_a_token_costs_beside_the_bytes(self):
+        likely = replace(SMALL, losses=LIKELY)
+        bytes_s = SMALL.shape.read_bytes() / 0.83 + SMALL.kv_per_sequence / 0.7
+        layers_s = 16 * (14 * 2e-6 + 8.5e-6)
+        step_s = bytes_s / 4.8e12 + layers_s + 4.9e-4
+        assert likely.step_s(1) == pytest.approx(step_s)
+        assert likely.plain_s(1) == pytest.approx(step_s + 11 * 4.5e-6 + 3e-5)
+        assert likely.draft_s(1) == pytest.approx(step_s + 16 * 4.5e-6 + 3e-5 + 2.5e-4)
+        assert likely.verify_s(1, 1) == pytest.approx(step_s + 15 * 4.5e-6 + 3e-5)
+
+    def test_a_witness_is_as_many_rows_again_and_its_keys(self):
+        target = replace(TARGET, losses=replace(IDEAL, sequence_s=1e-3), witness=5120)
+        more_s = 6 * (DRAFTER.kv_per_sequence / 4.8e12 + 1e-3)
+        assert target.verify_s(6, 4) - target.step_s(6, 4) == pytest.approx(more_s)
+        assert target.plain_s(6) == target.step_s(6)
+        twice = target.verify_s(1, 200) / replace(target, witness=0).verify_s(1, 200)
+        assert 1.1 < twice < 1.5  # where computing limits: the products twice, the long keys once
+        mixed = replace(target, shape=SHAPES["qwen3-30b-a3b"])
+        more_s = mixed.step_s(1, 8) - mixed.step_s(1, 4)
+        assert mixed.verify_s(1, 4) - mixed.step_s(1, 4) > 0.9 * more_s  # experts of 8 rows
+
+    def test_prefill_by_flash_attention_2(self):
+        assert replace(TARGET, losses=LIKELY).prefill_s() == near(17)
+        slower = replace(TARGET, gpu=GPUS["a100-80gb"])  # whose peak is too low to be missed
+        assert replace(slower, losses=LIKELY).prefill_s() == slower.prefill_s()
+
+    def test_a_round_has_messages_between_machines_once(self):
+        target = replace(TARGET, losses=LIKELY)
+        drafter = replace(SMALL, losses=LIKELY)
+        now = fastest(target, drafter, Speculating(1, 0.77), "sequential")
+        silent = replace(target, losses=replace(LIKELY, round_s=0.0))
+        quiet = fastest(silent, drafter, Speculating(1, 0.77), "sequential")
+        round_s = now.draft_length * drafter.draft_s(1) + target.verify_s(1, now.draft_length)
+        assert now.speedup < quiet.speedup
+        assert now.speedup == pytest.approx(
+            tokens_per_round(0.77, now.draft_length) * target.plain_s(1) / (round_s + 1.2e-3)
+        )
+
+    @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
+    @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+    def test_nothing_is_likely_to_be_better_than_its_limit(self, shape, gpu):
+        limit = Replica(shape, gpu, 8192, num_gpus=4, losses=LIMIT)
+        likely = replace(limit, losses=LIKELY, witness=4096)
+        for batch in (1, 64):
+            assert likely.plain_s(batch) > limit.plain_s(batch)
+            assert likely.draft_s(batch) > limit.draft_s(batch)
+            assert likely.verify_s(batch, 8) > limit.verify_s(batch, 8)
+        assert likely.prefill_s() >= limit.prefill_s()
 
 
 class TestMemory:

@@ -17,6 +17,7 @@ from rapid.config import EngineConfig, SamplingConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward import loading
 from rapid.engines.forward.loading import load_model
+from rapid.engines.forward.shards import Shard
 from rapid.errors import ConfigurationError, PromptTooLong
 from tests.rapid.checkpoints.test_facts import LAYERS, WINDOW_64
 from tests.rapid.tiny_models import (
@@ -63,6 +64,27 @@ def test_a_layer_that_accelerate_leaves_off_the_gpus_is_refused(
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
     with pytest.raises(ConfigurationError, match=r"from model.layers.1 on, would not be on a GPU"):
         load_model(EngineConfig(model=str(checkpoint()), device="balanced"))
+
+
+@pytest.mark.parametrize(("rank", "index"), [(0, 0), (1, 1), (2, 0), (3, 1)])
+def test_a_rank_s_device_is_the_current_one_before_anything_touches_cuda(
+    monkeypatch: pytest.MonkeyPatch, rank: int, index: int
+) -> None:
+    did: list[object] = []
+
+    def touch(*_: object) -> None:
+        did.append("memory or weights")
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # of each of two machines
+    monkeypatch.setattr(torch.cuda, "set_device", did.append)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", touch)
+    monkeypatch.setattr(loading, "_load_weights", touch)
+    config = engine_config("qwen3", tensor_parallel=4, device="cuda")
+    with pytest.raises(ZeroDivisionError):
+        load_model(config, shard=Shard(rank, 4), num_machines=2)
+    assert did == [torch.device("cuda", index), "memory or weights"]
 
 
 def test_end_of_sequence_is_the_union_of_the_generation_config(tmp_path: Path) -> None:

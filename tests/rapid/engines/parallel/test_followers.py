@@ -87,6 +87,24 @@ def test_nothing_that_is_asked_around_the_end_stays_unanswered(
     assert followers.ask(2, End()).result(PATIENCE_S) is False
 
 
+class Counted:
+    """An order that counts how often it is pickled, and arrives as the end."""
+
+    num_pickled = 0
+
+    def __reduce__(self) -> tuple[type[End], tuple[()]]:
+        Counted.num_pickled += 1
+        return End, ()
+
+
+def test_an_order_to_all_is_pickled_once(ranks: Ranks) -> None:
+    Followers(lambda: ranks.start(3)).tell_all(Counted())  # type: ignore[arg-type]
+    for _, pipe in ranks.theirs:
+        while not isinstance(pipe.recv(), End):
+            pass  # a beat
+    assert Counted.num_pickled == 1
+
+
 def test_all_ranks_hear_that_the_first_lives(ranks: Ranks) -> None:
     Followers(lambda: ranks.start(2))
     for _, pipe in ranks.theirs:
