@@ -80,7 +80,8 @@ class Deciding:
 
     def ask(self) -> torch.Tensor:
         """Launch what decides all rows; return it on the device, float64."""
-        return _decide(self.questions)
+        with torch.cuda.device_of(self.questions[0].logits):  # Triton launches on the current one
+            return _decide(self.questions)
 
     def receive(self, values: Float64Array) -> list[Callable[[], Answer]]:
         """Return calls that answer each question by the values of `ask`, on the host."""
