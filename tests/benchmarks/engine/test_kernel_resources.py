@@ -52,6 +52,7 @@ def test_nothing_is_spilled_and_registers_are_bounded(compiled: list[dict[str, A
         assert one["registers"] <= most[one["packed"]]
 
 
+@pytest.mark.slow
 def test_kernels_that_draw_tokens_spill_nothing() -> None:
     compiled = compile_ahead("--drawing")
     assert {one["capability"] for one in compiled} == {80, 90}
@@ -59,6 +60,7 @@ def test_kernels_that_draw_tokens_spill_nothing() -> None:
     assert max(one["registers"] for one in compiled) <= 128
 
 
+@pytest.mark.slow
 def test_kernels_of_layers_spill_nothing() -> None:
     compiled = compile_ahead("--layers")
     assert {one["capability"] for one in compiled} == {80, 90}

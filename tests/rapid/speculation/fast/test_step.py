@@ -138,7 +138,7 @@ def test_whatever_is_asked_the_answers_are_the_specifications(asked):
 
 
 @given(ASKED)
-@settings(max_examples=10)
+@settings(max_examples=5)
 def test_whatever_is_asked_together_the_answers_are_the_specifications(asked):
     ask_anything(["together"], *asked)
 
