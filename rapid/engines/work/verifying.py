@@ -49,6 +49,9 @@ class Judging(SequenceWork):
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._num_ids:
             raise BadRequest("the block holds a token id beyond the vocabulary")
         candidates = block.candidate_ids
+        is_whole = candidates.ndim == 2 and candidates.shape == block.candidate_probs.shape
+        if len(block) and not (is_whole and len(candidates) == len(block) and candidates.size):
+            raise BadRequest("the block has not a proposal for each of its tokens")
         if candidates.size and not -1 <= candidates.min() <= candidates.max() < self._num_ids:
             raise BadRequest("the block proposes a token id beyond the vocabulary")
         sequence.drop_speculation()

@@ -120,8 +120,6 @@ def settle_blocks(
         witness, temperature = tl.load(whole + WITNESS), tl.load(number + TEMPERATURE)
         top, total = _merge(partial, row, temperature, total_rows, parts, WIDTH)
         error = tl.abs(top) * _ROUNDING / temperature + _MARGIN
-        if transfer != 0:
-            error *= 1 + 3 * tl.load(number + ETA)
         tl.store(readings + reading + _TOP, top)
         tl.store(readings + reading + _SUM, total)
         if drafted >= 0:
@@ -138,6 +136,8 @@ def settle_blocks(
                     partial, witness, temperature, total_rows, parts, WIDTH
                 )
                 other_error = tl.abs(other_top) * _ROUNDING / temperature + _MARGIN
+                # NaN is not below infinity, and nothing is sure that a witness with NaN moves.
+                other_error = tl.where(other_total < float("inf"), other_error, float("inf"))
                 error = tl.maximum(error, other_error)
                 safe = tl.where(is_real, candidates, 0)
                 seen = _prob(logits, witness, safe, other_top, other_total, temperature, vocab)
@@ -160,6 +160,8 @@ def settle_blocks(
             least = tl.full([], _LEAST_PROBABILITY, tl.float64)  # else it would be a float32
             odds = odds * _MEMORY + tl.log(tl.maximum(told, least))
             odds -= tl.log(tl.maximum(target, least))
+        if transfer != 0:
+            error *= 1 + 3 * tl.load(number + ETA)
         tl.store(readings + reading + _ERROR, error)
 
 

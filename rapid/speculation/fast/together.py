@@ -67,7 +67,8 @@ def make_batches(questions: Sequence[Question]) -> list[Batch]:
     return [
         kind(indices, [questions[index] for index in indices])
         for kind, groups in ((Deciding, deciding), (Proposing, proposing.values()))
-        for indices in groups
+        for group in groups
+        for indices in (group[at : at + MOST_ROWS] for at in range(0, len(group), MOST_ROWS))
     ]
 
 
@@ -80,7 +81,8 @@ class Deciding:
 
     def ask(self) -> torch.Tensor:
         """Launch what decides all rows; return it on the device, float64."""
-        with torch.cuda.device_of(self.questions[0].logits):  # Triton launches on the current one
+        # Triton launches on the current device of the thread.
+        with torch.cuda.device_of(self.questions[0].logits):  # type: ignore[no-untyped-call]
             return _decide(self.questions)
 
     def receive(self, values: Float64Array) -> list[Callable[[], Answer]]:

@@ -448,6 +448,18 @@ async def test_a_block_that_proposes_what_is_no_token_is_refused(
     assert engine.status().leases_open == 1
 
 
+@pytest.mark.parametrize("shape", [(2, 0), (1, 2)])
+async def test_a_block_without_a_proposal_for_each_token_is_refused(
+    engine: Engine, shape: tuple[int, int]
+) -> None:
+    await opened(engine)
+    ids, candidates = np.asarray([5, 6], np.int32), np.full(shape, 5, np.int32)
+    block = DraftBlock("a", 0, 0, ids, candidates, np.ones(shape, np.float32))
+    with pytest.raises(BadRequest, match="a proposal for each of its tokens"):
+        await engine.verify("a", 0, block)
+    assert engine.status().leases_open == 1
+
+
 @contextmanager
 def one_logit(value: float) -> Iterator[None]:
     """Let the model of all tiny engines give token 7 this logit."""

@@ -284,7 +284,9 @@ def test_logits_that_are_not_numbers_end_their_own_answer_only(way):
     draw = Draw(SamplingConfig(), SpeculationConfig(), 0, 0)
     (good,) = blocks(np.random.default_rng(0), [draw], 50)
     bad = replace(good, logits=torch.full_like(good.logits, torch.nan))
+    moved = replace(good, witness=torch.full_like(good.logits, torch.nan))
     broken: list[Question] = [
+        moved,
         bad, ToDecode(bad.logits[0], draw), ToPropose(bad.logits[0], draw)
     ]  # fmt: skip
     first, *others, last = WAYS[way]([good, *broken, good])
