@@ -84,7 +84,7 @@ _TRANSFER_S = 15e-6  # seconds of a small transfer to or from a GPU; an estimate
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What steps lose to a GPU's limits: shares of these that are reached, and seconds on top.
+    """Losses of a step: the shares of a GPU's limits that it reaches, and seconds on top.
 
     The defaults are what is likely on an H200: estimates, where a comment names no other source.
     `benchmarks/gpu.py` reports those that it measures, for ``rapid plan --measured``.
@@ -167,7 +167,7 @@ class Replica:
 
     @property
     def unpackable(self) -> str | None:
-        """What of a shard four bits cannot pack, such as ``80 columns``; None if they can all."""
+        """The part of a shard that cannot be packed in four bits (``80 columns``), or None."""
         return packed_bits.unpackable(self._part) if self._is_int4 else None
 
     @property

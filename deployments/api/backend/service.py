@@ -1,4 +1,4 @@
-"""What the HTTP API needs of the application behind it: answers that begin and then go on."""
+"""The interface between the HTTP API and the application that generates its answers."""
 
 from __future__ import annotations
 

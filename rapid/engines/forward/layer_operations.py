@@ -1,4 +1,4 @@
-"""What a layer computes beside attention and its products, by operations of torch.
+"""The norms, rope, KV store and gate of a transformer's layer, by operations of torch.
 
 It computes on a CPU, and specifies the kernels for CUDA (`rapid.engines.forward.layer_kernels`).
 """

@@ -49,7 +49,7 @@ class Product:
 
     @property
     def is_of_scaled_rows(self) -> bool:
-        """Whether rows are quantized to fp8 for it: on a GPU."""
+        """Whether the product takes its rows in fp8, as on a GPU with weights in fp8."""
         return self.weight.dtype == torch.float8_e4m3fn and _is_scaled(self.weight)
 
     def __call__(self, rows: Rows) -> torch.Tensor:

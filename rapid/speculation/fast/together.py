@@ -1,6 +1,7 @@
-"""All plain and judged rows of a step at once, on CUDA, whatever the settings of each.
+"""Answers to all questions of a step at once, on CUDA, whatever the settings of each.
 
-The rows are described to `rapid.speculation.fast.row_kernels`, and what it decides is read.
+Tables describe the rows to the kernels (`rapid.speculation.fast.row_kernels`), and their decisions
+become tokens and judgements here.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def _is_within_reach(question: ToDecode | ToJudge) -> bool:
 
 
 def _answer(question: ToDecode | ToJudge, rows: row_tables.Table) -> Decoded | Judgement:
-    if isinstance(question, ToJudge) and len(question.block):
+    if isinstance(question, ToJudge) and _block_of(question) is not None:
         return commit_outcomes(question, _outcomes(question, rows))
     if not rows["is_sure"][0]:
         return question.by_specification()
@@ -262,16 +263,14 @@ def _launch(
         *given, starts_there, ids_there, probs_there, partial, readings, draft, decided,
         *sizes, width, m,
     )  # fmt: skip
-    row_kernels.fuse_rows[(count, parts)](
-        *given, readings, draft, weights, partial, *sizes, row_kernels.BLOCK
-    )
+    row_kernels.fuse_rows[(count, parts)](*given, readings, draft, weights, partial, *sizes, block)
     if is_filtered:
         best, order = weights.topk(min(most_sorted.value, vocab))
         order, by_id = order.sort(dim=-1)  # of equal tokens the lower id comes first
         best, by_weight = best.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
         order, size = order.gather(-1, by_weight), best.shape[1]
         row_kernels.cut_rows[(count,)](
-            *given, readings, best, order, partial, borders, *sizes, width, size, row_kernels.SORTED
+            *given, readings, best, order, partial, borders, *sizes, width, size, most_sorted
         )
     reading = (*given, readings, draft, weights, borders, partial)
     row_kernels.race_rows[(count, parts)](*reading, *sizes, width, is_filtered, block)
@@ -295,9 +294,9 @@ def _fill(rows: row_tables.Table, question: ToDecode | ToJudge, vocab: int) -> N
     rows["top_k"], rows["top_p"] = vocab, 1.0
     if not draw.is_greedy:  # else filters keep the best token, which is taken
         rows["top_k"], rows["top_p"] = min(sampling.top_k or vocab, vocab), sampling.top_p
-    if isinstance(question, ToJudge) and len(question.block):
+    if isinstance(question, ToJudge) and (block := _block_of(question)) is not None:
         speculation = draw.speculation
-        rows["drafted"], rows["log_odds"] = question.block.token_ids, question.log_odds
+        rows["drafted"], rows["log_odds"] = block.token_ids, question.log_odds
         rows["transfer"] = _TRANSFERS[speculation.transfer] if speculation.eta else 0
         rows["eta"], rows["plausibility"] = speculation.eta, speculation.plausibility
         if _has_residual(draw):

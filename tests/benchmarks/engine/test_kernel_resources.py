@@ -1,4 +1,4 @@
-"""What the Triton kernels take on two generations of GPUs, compiled ahead of time without one."""
+"""Registers and shared memory of the Triton kernels, compiled ahead of time without a GPU."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def test_layers_of_every_family_are_those_of_torch(
 
 
 def launches_of(kind: str, num_layers: int, method: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many operations a forward of two steps takes, with an attention of one."""
+    """Return the operations of a forward over two rows, counting attention as one."""
     config_class, model_class = {
         "llama": (LlamaConfig, LlamaForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
