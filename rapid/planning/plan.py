@@ -107,7 +107,7 @@ class Losses:
     # Launches that `tests/rapid/speculation/fast/test_step_counts.py` counts, and a transfer each
     # way: of a sampled plain step, a witnessed block, and a drafted token with its way to the host.
     sampling_s: float = 11 * _LAUNCH_S + 2 * _TRANSFER_S
-    judging_s: float = 15 * _LAUNCH_S + 2 * _TRANSFER_S
+    judging_s: float = 12 * _LAUNCH_S + 2 * _TRANSFER_S
     drafting_s: float = 16 * _LAUNCH_S + 2 * _TRANSFER_S + 2.5e-4
     reduce_s: float = 14e-6  # of a small sum over GPUs of one machine: NCCL over NVLink
     network_reduce_s: float = 30e-6  # the same of several machines: InfiniBand
