@@ -34,6 +34,7 @@ SMALLEST = {
     "benchmarks.engine.kernel_resources": "--quick",
     "benchmarks.engine.kv_fp8": "--quick",
     "benchmarks.engine.rings": "",
+    "benchmarks.engine.step_counts": "",
     "benchmarks.engine.scheduling": "--prompt 512 --repeats 1",
     "benchmarks.gpu": "--smoke --minutes 0.1",
     "benchmarks.pictures.readme_pictures": "",

@@ -277,7 +277,7 @@ class TestLikely:
         assert likely.step_s(1) == pytest.approx(step_s)
         assert likely.plain_s(1) == pytest.approx(step_s + 11 * 4.5e-6 + 3e-5)
         assert likely.draft_s(1) == pytest.approx(step_s + 16 * 4.5e-6 + 3e-5 + 2.5e-4)
-        assert likely.verify_s(1, 1) == pytest.approx(step_s + 15 * 4.5e-6 + 3e-5)
+        assert likely.verify_s(1, 1) == pytest.approx(step_s + 12 * 4.5e-6 + 3e-5)
 
     def test_a_witness_is_as_many_rows_again_and_its_keys(self):
         target = replace(TARGET, losses=replace(IDEAL, sequence_s=1e-3), witness=5120)
