@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from rapid.config import EngineConfig
+import rapid
+from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.forward import four_bits
 from rapid.engines.forward.four_bits import (
     MOST_PACKED_ROWS,
@@ -26,11 +27,10 @@ from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.opening import page_context
 from rapid.engines.forward.products import QuantizedLinear, check_method
 from rapid.errors import ConfigurationError
-from rapid.pair import open_pair
 from rapid.planning.packed_bits import CONVERTED
 from tests.rapid.engines.forward.test_products import check_fused_decoder, far_off
 from tests.rapid.engines.forward.test_shards import headed, steps
-from tests.rapid.tiny_models import copied, engine_config
+from tests.rapid.tiny_models import copied, engine_config, random_prompt
 
 SHAPES = [(64, 64), (128, 576), (320, 512), (192, 384)]
 WIDE = {"hidden_size": 64, "intermediate_size": 192, "head_dim": 16}
@@ -249,30 +249,27 @@ def test_a_model_computes_with_the_numbers_of_its_weights(role: str, device: str
             assert far_off(unquantized, expected) > 0.05
 
 
-FACT = "The banner of Tezawe is sozo sema 40. "
-QUESTION = "What is the banner of Tezawe?"
-
-
 @pytest.mark.parametrize("role", ["target", "drafter"])
 def test_lossless_says_what_plain_says(role: str) -> None:
     """Of a target in four bits, and of a target in bfloat16 with a drafter in four bits."""
     common: dict[str, Any] = {"dtype": "bfloat16", "deterministic": True, "max_context": 1024}
-    engines = {
-        name: EngineConfig(
-            model=f"embedded:{name}", quantization="int4" if name == role else None, **common
+    target, drafter = (
+        load_model(
+            EngineConfig(
+                model=f"embedded:{name}", quantization="int4" if name == role else None, **common
+            )
         )
         for name in ("target", "drafter")
-    }
-    drafted = 0
-    with open_pair(engines["target"], drafter=engines["drafter"]) as pair:
-        for way in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7}):
-            plain, lossless = (
-                pair.answer(QUESTION, documents=[FACT * 12], mode=mode, max_tokens=24, **way)
-                for mode in ("plain", "lossless")
-            )
-            assert lossless.text == plain.text
-            drafted += lossless.receipt.choices[0].drafted
-    assert drafted > 0
+    )
+    long, short = (random_prompt(num_tokens, seed=3).tolist() for num_tokens in (200, 60))
+    for sampling in (SamplingConfig(temperature=0), SamplingConfig(temperature=1, seed=7)):
+        plain = rapid.generate(target, None, long, max_tokens=24, sampling=sampling)
+        lossless = rapid.generate(
+            target, drafter, long, short, max_tokens=24, sampling=sampling,
+            speculation=SpeculationConfig(eta=0),
+        )  # fmt: skip
+        assert lossless.token_ids == plain.token_ids
+        assert lossless.statistics.drafted > 0
 
 
 def test_kept_pages_of_other_weights_are_not_found(tmp_path: Path) -> None:
