@@ -41,14 +41,16 @@ from rapid.speculation.fast import row_kernels
 CAPABILITIES = (80, 90)
 ALL_CAPABILITIES = (80, 89, 90, 100, 120)
 DRAWING = (
-    "read_rows", "settle_blocks", "fuse_rows", "cut_rows", "race_rows", "choose_tokens",
+    "read_rows", "settle_blocks", "fuse_rows", "cut_rows", "race_candidates", "race_rows",
+    "choose_tokens",
 )  # fmt: skip
 # A vocabulary of 131,072 tokens and proposals of 64.
-DRAWING_CONSTANTS = {"BLOCK": row_kernels.BLOCK, "WIDTH": 128, "M": 64, "SIZE": 1024}
+DRAWING_CONSTANTS = {"BLOCK": row_kernels.BLOCK, "WIDTH": 128, "M": 64, "SIZE": 1024, "WORDS": 7}
 DRAWING_POINTERS = {"logits": "*fp32"} | dict.fromkeys(
-    ("integers", "starts", "ids", "order"), "*i64"
+    ("integers", "starts", "ids", "order", "settings", "tokens"), "*i64"
 ) | dict.fromkeys(
-    ("numbers", "probs", "partial", "readings", "draft", "weights", "decided", "borders", "best"),
+    ("numbers", "probs", "partial", "readings", "draft", "weights", "decided", "borders", "best",
+     "candidates"),
     "*fp64",
 )  # fmt: skip
 FP8 = "fp8e4nv"  # Triton's name of e4m3

@@ -14,12 +14,13 @@ from typing_extensions import override
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.speculation.draw import Draw
 from rapid.speculation.fast import row_kernels, together
-from rapid.speculation.fast.step import answer_together
+from rapid.speculation.fast.step import answer_together, draw_together
 from rapid.speculation.questions import Question, ToDecode, ToPropose
 from tests.rapid.speculation.drafted import blocks
 
 KERNELS = (
     "read_rows", "settle_blocks", "fuse_rows", "cut_rows", "race_rows", "choose_tokens",
+    "race_candidates",
 )  # fmt: skip
 # Operations that launch nothing on a device.
 VIEWS = {
@@ -121,3 +122,16 @@ def test_a_proposal_is_a_few_launches_whatever_its_settings(
 ) -> None:
     row = torch.randn(2_000, generator=torch.Generator().manual_seed(0))
     assert count(launches, [ToPropose(row, draw) for draw in draws(num_settings)]) <= 16
+
+
+@pytest.mark.parametrize("num_settings", [1, 4])
+def test_a_draft_that_is_fed_on_the_device_is_one_launch_more(
+    launches: Launches, num_settings: int
+) -> None:
+    row = torch.randn(2_000, generator=torch.Generator().manual_seed(0))
+    questions = [ToPropose(row, draw) for draw in draws(num_settings)]
+    with launches:
+        drawn = draw_together(questions)
+    assert launches.count <= 12
+    assert launches.sent == 1
+    assert len(drawn.tokens) == num_settings
