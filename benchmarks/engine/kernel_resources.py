@@ -36,7 +36,7 @@ from rapid.engines.attention.triton_kernel import (
 )
 from rapid.engines.attention.work_items import BLOCK_KEYS
 from rapid.engines.forward import layer_kernels
-from rapid.speculation.fast import row_kernels
+from rapid.speculation.fast import race_kernels, row_kernels
 
 CAPABILITIES = (80, 90)
 ALL_CAPABILITIES = (80, 89, 90, 100, 120)
@@ -113,7 +113,8 @@ def resources(
 def drawing_resources(capability: int, name: str) -> dict[str, Any]:
     """Compile a kernel that draws tokens and return what the compiler says about it."""
     given = DRAWING_CONSTANTS | {"FILTERED": True}
-    return small_resources(capability, getattr(row_kernels, name), given, DRAWING_POINTERS, "i32")
+    kernel = getattr(race_kernels if name == "race_candidates" else row_kernels, name)
+    return small_resources(capability, kernel, given, DRAWING_POINTERS, "i32")
 
 
 def layer_resources(capability: int) -> list[dict[str, Any]]:

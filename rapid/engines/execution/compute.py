@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 
 from rapid.config import EngineConfig
-from rapid.engines.execution.draft_chain import Answers, Forward, count_forwards, run_chain
+from rapid.engines.execution.draft_chain import Answers, ComputedForward, count_forwards, run_chain
 from rapid.engines.execution.failures import is_of_the_device
 from rapid.engines.execution.scheduling import Scheduled
 from rapid.engines.execution.state import EngineState
@@ -133,11 +133,11 @@ class ComputeThread:
         self._publish(works)
         return True
 
-    def _compute(self, scheduled: Scheduled) -> list[Forward]:
+    def _compute(self, scheduled: Scheduled) -> list[ComputedForward]:
         """Run one forward, or several that draft without the host between them."""
         most = count_forwards(scheduled)
         if most == 1 or not self._is_quiet():
-            return [Forward(scheduled, self._run(scheduled))]
+            return [ComputedForward(scheduled, self._run(scheduled))]
         self.limit_s *= most
         return run_chain(scheduled, most, self._run, lambda: not self._is_quiet())
 
@@ -145,7 +145,7 @@ class ComputeThread:
         with self._state.guard:
             return self._state.is_quiet()
 
-    def _use(self, forwards: list[Forward]) -> None:
+    def _use(self, forwards: list[ComputedForward]) -> None:
         """Use what forwards that followed each other have drawn, as if each were a step."""
         going = forwards[0].works
         for number, forward in enumerate(forwards):

@@ -29,7 +29,7 @@ Run = Callable[[Scheduled], list[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class ComputedForward:
     """The rows of one forward, their wanted logits, and what was drawn if that is known."""
 
     scheduled: Scheduled
@@ -64,7 +64,7 @@ def count_forwards(scheduled: Scheduled) -> int:
 
 def run_chain(
     scheduled: Scheduled, most: int, run: Run, is_interrupted: Callable[[], bool]
-) -> list[Forward]:
+) -> list[ComputedForward]:
     """Run up to `most` forwards, or until `is_interrupted` after one of them."""
     ran: list[tuple[Scheduled, list[torch.Tensor], DrawnDrafts]] = []
     ends: list[torch.cuda.Event] = []
@@ -90,7 +90,7 @@ def run_chain(
         by_work = dict(zip((work for work, _ in rows), told, strict=True))
         answers = {work: answer for work, (_, answer) in by_work.items()}
         fed = {work: token for work, (token, _) in by_work.items()}
-        forwards.append(Forward(rows, logits, answers, fed))
+        forwards.append(ComputedForward(rows, logits, answers, fed))
     return forwards
 
 

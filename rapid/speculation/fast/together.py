@@ -19,7 +19,7 @@ import triton
 from rapid.messages import DraftBlock, Float32Array, Int32Array
 from rapid.speculation.acceptance import Judgement, draft_purpose
 from rapid.speculation.draw import Draw, keys_of, uniforms_at
-from rapid.speculation.fast import row_kernels, row_tables
+from rapid.speculation.fast import race_kernels, row_kernels, row_tables
 from rapid.speculation.fast.contenders import Outcome, propose_sparsely
 from rapid.speculation.fast.judging import commit_outcomes, is_within_reach
 from rapid.speculation.noise import Float64Array, Purpose
@@ -117,7 +117,7 @@ class Proposing:
         num_rows, size = candidates.shape[1:]
         tokens = settings.new_empty(num_rows)
         with torch.cuda.device_of(tokens):  # type: ignore[no-untyped-call]
-            row_kernels.race_candidates[(num_rows,)](
+            race_kernels.race_candidates[(num_rows,)](
                 candidates, settings, tokens, num_rows, size,
                 settings.shape[1], triton.next_power_of_2(size),
             )  # fmt: skip

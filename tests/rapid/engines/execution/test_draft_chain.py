@@ -11,24 +11,27 @@ import pytest
 import torch
 
 from rapid.config import SamplingConfig, SpeculationConfig, WindowDrafting
+from rapid.engines.attention.batch import Feed
 from rapid.engines.engine import Engine
 from rapid.engines.execution import draft_chain
 from rapid.engines.execution.draft_chain import count_forwards
+from rapid.engines.kv.cache import PageRun, PageTable
 from rapid.engines.kv.sequences import Gap
 from rapid.messages import DraftBlock, LeaseRequest, Verdict
+from rapid.speculation.draw import Draw
 from rapid.speculation.fast.step import DrawnDrafts, draw_drafts, draw_together
 from rapid.speculation.questions import ToPropose
 from tests.rapid.engines.gate import EXPECTED, Gate, opened
 from tests.rapid.engines.test_sliding_engine import engine_of
 from tests.rapid.tiny_models import lease_request, random_prompt, tiny_engine
 
-Draw = Callable[[Sequence[ToPropose]], DrawnDrafts]
+DrawDrafts = Callable[[Sequence[ToPropose]], DrawnDrafts]
 
 
 class Reads:
     """Draws as on a device, with the kernels in the interpreter, and counts what is read."""
 
-    def __init__(self, draw: Draw = draw_together) -> None:
+    def __init__(self, draw: DrawDrafts = draw_together) -> None:
         self.draw = draw
         self.sizes: list[int] = []
 
@@ -228,3 +231,32 @@ async def test_what_the_host_must_look_at_is_drafted_one_by_one(
     monkeypatch.setattr("rapid.engines.execution.compute.count_forwards", count)
     await engine.draft("a", 0, None, 3)
     assert set(counted) == {1}
+
+
+class _Short:
+    """Drafting of a few tokens."""
+
+    _eos_ids = frozenset[int]()
+
+    def __init__(self, num_left: int) -> None:
+        self.num_left = num_left
+
+    def ask_after(self, num_more: int, logits: torch.Tensor) -> ToPropose:
+        return ToPropose(logits[0], Draw(SamplingConfig(), LOSSLESS, 0, num_more))
+
+    def follow(self, feed: Feed, token: torch.Tensor) -> Feed:
+        return replace(feed, drawn=token)
+
+
+def test_work_that_has_drafted_enough_has_no_rows_in_the_rest_of_a_chain() -> None:
+    fed: list[list[float]] = []
+
+    def run(scheduled: Any) -> list[torch.Tensor]:
+        fed.append([feed.position for _, feed in scheduled])
+        return [torch.randn(1, 20) for _ in scheduled]
+
+    table = PageTable([PageRun(0, 4)], 4)
+    scheduled: Any = [(_Short(n), Feed([1], n, table, 1)) for n in (4, 2, 3)]
+    forwards = draft_chain.run_chain(scheduled, 4, run, lambda: False)
+    assert fed == [[4, 2, 3], [4, 2, 3], [4, 3], [4]]
+    assert [len(forward.answers or ()) for forward in forwards] == [3, 3, 2, 1]

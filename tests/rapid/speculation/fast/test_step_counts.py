@@ -13,14 +13,13 @@ from typing_extensions import override
 
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.speculation.draw import Draw
-from rapid.speculation.fast import row_kernels, together
+from rapid.speculation.fast import race_kernels, row_kernels, together
 from rapid.speculation.fast.step import answer_together, draw_together
 from rapid.speculation.questions import Question, ToDecode, ToPropose
 from tests.rapid.speculation.drafted import blocks
 
 KERNELS = (
     "read_rows", "settle_blocks", "fuse_rows", "cut_rows", "race_rows", "choose_tokens",
-    "race_candidates",
 )  # fmt: skip
 # Operations that launch nothing on a device.
 VIEWS = {
@@ -67,6 +66,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     counted, send = Launches(), together._send
     for name in KERNELS:
         monkeypatch.setattr(row_kernels, name, counted.counting(getattr(row_kernels, name)))
+    race = counted.counting(race_kernels.race_candidates)
+    monkeypatch.setattr(race_kernels, "race_candidates", race)
 
     def count_sent(*arrays: Any) -> list[torch.Tensor]:
         counted.sent += 1
