@@ -19,7 +19,6 @@ from deployments.config.api_config import ApiConfig, ModelCard
 from rapid.config import (
     SERVED_DRAFTINGS,
     AnsweringConfig,
-    AnyEngineConfig,
     EngineConfig,
     Finite,
     Frozen,

@@ -1,7 +1,12 @@
-"""Facts of a model from its ``config.json``: whether engines can run it, and to what length."""
+"""Facts of a model from its ``config.json``: whether engines can run it, and to what length.
+
+Of a model that vLLM runs, vLLM knows them.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +20,8 @@ from rapid.errors import ConfigurationError
 from rapid.planning.families import refusal, sliding_layers, window_of
 from rapid.planning.packed_bits import PACKED_ROWS, unpackable
 from rapid.planning.shapes import ModelShape
+
+_LEAST_VLLM = (0, 30)  # whose calls and samplers were read
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,22 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
         dtype=settings.get("dtype") or settings.get("torch_dtype"),
         quantization=settings.get("quantization_config"),
     )
+
+
+def check_vllm() -> None:
+    """Raise ConfigurationError unless a vLLM is installed whose calls are those used here."""
+    least = ".".join(map(str, _LEAST_VLLM))
+    try:
+        found = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigurationError(
+            f"kind: vllm needs vllm {least} or later, and none is installed: pip install "
+            "'rapid-serve[vllm]', or leave kind out"
+        ) from None
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < _LEAST_VLLM:
+        raise ConfigurationError(
+            f"kind: vllm needs vllm {least} or later, and {found} is installed: install a later one"
+        )
 
 
 def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
