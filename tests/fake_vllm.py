@@ -93,6 +93,7 @@ class AsyncLLMEngine:
     logits: Logits
     vocab: int
     asked: list[tuple[TokensPrompt, SamplingParams]] = field(default_factory=list)
+    is_asked: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: list[str] = field(default_factory=list)
     gate: asyncio.Event | None = None
     fail: Exception | None = None
@@ -114,8 +115,10 @@ class AsyncLLMEngine:
             raise RuntimeError("EngineDeadError")
         assert asked.logprobs is None or asked.logprobs <= self.args.max_logprobs
         assert asked.output_kind is RequestOutputKind.FINAL_ONLY
-        assert self.args.max_model_len is not None and len(ids) < self.args.max_model_len
+        assert self.args.max_model_len is not None
+        assert len(ids) < self.args.max_model_len
         self.asked.append((prompt, asked))
+        self.is_asked.set()
         try:
             if self.gate is not None:
                 await self.gate.wait()

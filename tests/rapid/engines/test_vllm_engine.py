@@ -213,8 +213,7 @@ async def test_what_nobody_waits_for_is_aborted(vllm: Opener, how: str) -> None:
     await engine.open(request())
     fake(engine).gate = asyncio.Event()
     drafting = asyncio.create_task(engine.draft("a", 0, None, 2))
-    while not fake(engine).asked:
-        await asyncio.sleep(0)
+    await fake(engine).is_asked.wait()
     with pytest.raises(OutOfStep, match="in progress"):
         await engine.draft("a", 0, None, 2)
     if how == "released":
@@ -273,7 +272,7 @@ def drafts_of(vllm: Opener, logits: Any) -> LocalApplication:
 def scripted_logits(seed: int) -> Callable[[Sequence[int]], Any]:
     """The scripted answer, as the next token of any text that ends with one of its tokens."""
     said = script(seed, 24)
-    after = dict(zip(said, said[1:], strict=False))
+    after = dict(itertools.pairwise(said))
 
     def logits(ids: Sequence[int]) -> Any:
         row = np.zeros(VOCAB)
