@@ -18,11 +18,10 @@ _LOGIT_ROWS = SpeculationConfig().max_draft
 _JUDGING_COPIES = 6
 _JUDGING_COPIES_ON_GPU = 4  # with filters, whose sort has copies of its own
 _JUDGED_ROWS = 96  # a test keeps it equal to `MOST_ROWS` of the judging step
-# Rows of each lease in the largest captured step, padded, and of the chunk of a prompt that it may
-# have; the largest buckets have less than half a default block per lease on average
-# (`rapid.engines.forward.buckets`).
+# Rows of each lease in the largest captured step, padded; the largest buckets have less than half a
+# default block per lease on average (`rapid.engines.forward.buckets`).
 _PADDED_ROWS = 16
-CHUNK_ROWS = 64
+CHUNK_ROWS = 64  # of a prompt's chunk in such a step; a test keeps it equal to that of the buckets
 # Scores that attention holds at once on a GPU (`rapid.engines.attention.ragged`); the CPU's
 # kernel is fused.
 GPU_SCORES = 2**26

@@ -197,18 +197,18 @@ class StepGraphs:
             with on_device_of(packed):
                 found = [KeyTables(is_example=True), KeyTables(is_example=True)]
                 # Every layer asks for its table.
-                self._forward(self._fixed_batch(rows, packed, found))
+                self._forward(self._batch_with(rows, packed, found))
                 start = 2 * (len(packed) + len(rows.wanted))
                 space = TableSpace(found, bucket.sequences, start, self._max_context)
                 graph = _Graph(rows, space, self._device)
-                batch = self._fixed_batch(rows, graph.inputs, graph.tables)
+                batch = self._batch_with(rows, graph.inputs, graph.tables)
                 graph.replay = self._capture(lambda: self._forward(batch))
                 return graph
         except Exception as cause:  # would stop all captures: a sync in the model, no memory
             logger.warning("no graph for steps of %s, nor others: %s", bucket, cause)
             return None
 
-    def _fixed_batch(
+    def _batch_with(
         self, rows: RowLists, packed: torch.Tensor, tables: Sequence[KeyTables]
     ) -> Batch:
         """Return a batch whose layers find their work tables in those of the pages and rings."""
