@@ -358,7 +358,7 @@ class ServeConfig(ApplicationConfig):
         return self.drafter == "target" or is_witness
 
     @model_validator(mode="after")
-    def _vllm_drafts_and_can(self) -> Self:
+    def _vllm_drafts_only(self) -> Self:
         if isinstance(self.target.engine, VllmConfig):
             raise ValueError(
                 "target.engine.kind: vllm drafts and does not judge: leave kind out, or give it to "
