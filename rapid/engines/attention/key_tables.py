@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -142,5 +143,6 @@ def tiling_on(device: torch.device, head_dim: int, dtype: torch.dtype) -> Tiling
     """Return the sizes that the kernel has on a device, for queries of a dtype."""
     shared_bytes = _INTERPRETED_BYTES
     if device.type == "cuda":
-        shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+        found: Any = torch.cuda.get_device_properties(device)  # torch's types lack the number
+        shared_bytes = found.shared_memory_per_block_optin
     return tiling_of(head_dim, dtype.itemsize, shared_bytes)
