@@ -53,7 +53,7 @@ def told(is_right: bool) -> str:
 def tiny_steps(
     bench: Bench, model: LlamaForCausalLM, candidates: list[KernelCandidate]
 ) -> torch.Tensor:
-    """Return the logits of steps after a prompt of random tokens, by `partial` without candidates."""
+    """Return the logits of steps after a random prompt, by `partial` where nothing is chosen."""
     ids = torch.randint(4, SMOKE.vocab_size, (CONTEXT,), generator=torch.Generator().manual_seed(0))
     cache = KVCache(layout_of(bench, "8B"), CONTEXT // PAGE + padding_pages(PAGE), PAGE)
     kernels = None
