@@ -26,11 +26,25 @@ _GPU_BLOCKS = 65_535  # that a GPU's operator takes: a grid's most in its second
 def pack_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weights [out, in] packed in four bits for their device, and scales of `codes_of`."""
     codes, scales = codes_of(weight)
+    return pack_codes(codes, len(scales)), scales
+
+
+def pack_codes(codes: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """Return codes [out, in] packed for their device, where a row has so many groups."""
     if _is_on_cpu(codes):
-        return torch._convert_weight_to_int4pack_for_cpu(codes.int(), 1), scales
+        return torch._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
     pairs = codes[:, ::2] << 4 | codes[:, 1::2]
-    num_tiles = group_of(weight.shape[1]) // _GPU_COLUMNS
-    return torch._convert_weight_to_int4pack(pairs, num_tiles), scales
+    return torch._convert_weight_to_int4pack(pairs, codes.shape[1] // num_groups // _GPU_COLUMNS)
+
+
+def scales_of(scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    """Return scale and middle [groups, out, 2] of published groups [groups, out].
+
+    Their weights are (code - zero) * scale. On a CPU they are kept exactly, in float32.
+    """
+    dtype = torch.float32 if _is_on_cpu(scale) else torch.bfloat16  # a GPU's operator takes no more
+    scale = scale.float()
+    return torch.stack((scale, (_HALF - zero) * scale), -1).to(dtype)
 
 
 def codes_of(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,13 +80,13 @@ def product_of_converted(
     products = rows.new_empty(len(rows), scales.shape[1])
     done = 0
     for columns in unpack_parts(weight, scales, rows.shape[1]):
-        torch.mm(rows, columns, out=products[:, done : done + columns.shape[1]])
+        torch.mm(rows, columns.to(rows.dtype), out=products[:, done : done + columns.shape[1]])
         done += columns.shape[1]
     return products
 
 
 def unpack_parts(weight: torch.Tensor, scales: torch.Tensor, num_in: int) -> Iterator[torch.Tensor]:
-    """Yield packed weights in bfloat16, transposed [in, some of out], at most `CONVERTED` each."""
+    """Yield packed weights in their scales' dtype, [in, some of out], at most `CONVERTED` each."""
     # They are the operator's own: its product with the identity. A block is packed in tiles of few
     # columns, one after the other. Here tiles pass for blocks of a matrix that has no more columns,
     # so that the identity is small, and converting takes as long as the product of so many rows.
@@ -88,7 +102,7 @@ def unpack_parts(weight: torch.Tensor, scales: torch.Tensor, num_in: int) -> Ite
 
 
 def _unpack(weight: torch.Tensor, scales: torch.Tensor, num_in: int) -> torch.Tensor:
-    """Return packed weights in bfloat16, transposed [in, out]."""
+    """Return packed weights in their scales' dtype, transposed [in, out]."""
     is_on_cpu = _is_on_cpu(weight)
     block = _cpu_block() if is_on_cpu else _GPU_BLOCK
     width = _CPU_WIDTH if is_on_cpu else num_in // weight.shape[1]
@@ -108,7 +122,8 @@ def _multiply(
     """Return the product of rows with packed weights by torch's operator, [n, out]."""
     on_cpu, on_gpu = torch._weight_int4pack_mm_for_cpu, torch._weight_int4pack_mm
     multiply = on_cpu if _is_on_cpu(rows) else on_gpu
-    return multiply(rows.contiguous(), weight, group, scales.contiguous())
+    exact = rows.to(scales.dtype).contiguous()
+    return multiply(exact, weight, group, scales.contiguous()).to(rows.dtype)
 
 
 def _is_on_cpu(tensor: torch.Tensor) -> bool:

@@ -68,6 +68,14 @@ class Shard:
             return torch.zeros_like(whole)
         return whole
 
+    def block(self, module: str, num_out: int, num_in: int) -> tuple[slice, slice]:
+        """Return the rows and columns that this rank has of a projection's weight [out, in]."""
+        kind = module.rpartition(".")[2]
+        return (
+            self._range(num_out) if kind in _BY_ROWS else slice(0, num_out),
+            self._range(num_in) if kind in _BY_COLUMNS else slice(0, num_in),
+        )
+
     def _range(self, length: int) -> slice:
         share = length // self.size
         return slice(self.rank * share, (self.rank + 1) * share)
