@@ -76,7 +76,7 @@ def memory_needs(
     if is_int4 and on_gpu:
         workspace += packed_bits.unpacking_bytes(shape)
     device = MemoryNeed(
-        weights=_weight_bytes(config, facts, width, on_gpu=on_gpu) / num_parts,
+        weights=_weight_bytes(config, facts, width) / num_parts,
         kv_pool=pool_tokens * whole_per_token / num_parts,
         workspace=workspace,
     )
@@ -125,11 +125,11 @@ def _has_four_bits(facts: ModelFacts) -> bool:
     return facts.stored is not None and facts.stored.bits == packed_bits.BITS
 
 
-def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int, *, on_gpu: bool) -> float:
+def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int) -> float:
     """Return the bytes of the weights from safetensors headers, the hub's index or the shape."""
     part = facts.shape.part_of(config.tensor_parallel)
     if facts.stored is not None:
-        bits = packed_bits.stored_layer_bits(part, facts.stored, on_gpu=on_gpu)
+        bits = packed_bits.stored_layer_bits(part, facts.stored)
         return facts.shape.weight_bytes(bits, 8 * width)
     if config.quantization is None or facts.quantization is not None:
         source = checkpoint_source(config.model)

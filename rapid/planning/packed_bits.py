@@ -131,12 +131,10 @@ def layer_bits(shape: ModelShape) -> float:
     return BITS + _GROUP_BITS * _groups_per_weight(shape, group_of)
 
 
-def stored_layer_bits(shape: ModelShape, stored: StoredBits, *, on_gpu: bool) -> float:
+def stored_layer_bits(shape: ModelShape, stored: StoredBits) -> float:
     """Return the same of a published checkpoint as it is packed."""
     if stored.bits == BITS:
-        # On a CPU scale and middle are in float32, which holds the published ones exactly.
-        group_bits = _GROUP_BITS if on_gpu else 2 * _GROUP_BITS
-        return BITS + group_bits * _groups_per_weight(shape, stored.packed_group)
+        return BITS + _GROUP_BITS * _groups_per_weight(shape, stored.packed_group)
     return stored.bits + _SCALE_BITS * _groups_per_weight(shape, lambda num_columns: num_columns)
 
 

@@ -71,9 +71,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 def publish(
     tmp_path: Path, name: str, family: str = "llama", *, without: str = "no name", **sizes: object
 ) -> tuple[EngineConfig, EngineConfig]:
-    """Write a checkpoint of `PUBLISHED`, and one of the numbers that it stands for in float32.
+    """Write a checkpoint of `PUBLISHED`, and one of the numbers that it stands for, in bfloat16.
 
-    Projections whose names have `without` in them stay as they are.
+    Projections whose names have `without` in them stay as they are. Scales are powers of two, so
+    that bfloat16 holds all numbers.
     """
     plain = tmp_path / "plain"
     plain.mkdir(parents=True)
@@ -95,6 +96,7 @@ def publish(
     settings = json.loads((stored / "config.json").read_text())
     settings["quantization_config"] = PUBLISHED[name]
     (stored / "config.json").write_text(json.dumps(settings))
+    config = config.model_copy(update={"dtype": "bfloat16"})
     return config.model_copy(update={"model": str(stored)}), config
 
 
@@ -102,7 +104,7 @@ def _quantize(name: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor],
     """The tensors that a weight [out, in] is published as, and its numbers."""
     if "fp8" in name:
         largest = weight.abs().amax(dim=-1 if name == "fp8" else (0, 1), keepdim=True)
-        scale = (largest / 448).bfloat16()
+        scale = (largest / 448).log2().ceil().exp2().bfloat16()
         codes = (weight / scale.float()).to(torch.float8_e4m3fn)
         numbers = codes.float() * scale.float()
         return {"weight": codes, "weight_scale": scale if name == "fp8" else scale[0]}, numbers
@@ -111,7 +113,7 @@ def _quantize(name: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor],
     has_zeros = name in ("awq", "gptq v2", "w4a16 with zeros")
     least = groups.amin(-1) if has_zeros else -groups.abs().amax(-1)
     most = groups.amax(-1) if has_zeros else -least * 7 / 8
-    scale = ((most - least) / 15).half()
+    scale = ((most - least) / 15).log2().ceil().exp2().half()
     zero = (-least / scale.float()).round().clamp(0, 15) if has_zeros else torch.full_like(least, 8)
     steps = (groups / scale.float()[..., None]).round() + zero[..., None]
     codes = steps.clamp(0, 15)

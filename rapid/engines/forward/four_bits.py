@@ -38,13 +38,13 @@ def pack_codes(codes: torch.Tensor, num_groups: int) -> torch.Tensor:
 
 
 def scales_of(scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
-    """Return scale and middle [groups, out, 2] of published groups [groups, out].
+    """Return scale and middle [groups, out, 2] of weights (code - zero) * scale, [groups, out].
 
-    Their weights are (code - zero) * scale. On a CPU they are kept exactly, in float32.
+    What bfloat16 does not hold is rounded, as torch's operators take no more; the middle is that of
+    the rounded scale, which leaves small weights nearest.
     """
-    dtype = torch.float32 if _is_on_cpu(scale) else torch.bfloat16  # a GPU's operator takes no more
-    scale = scale.float()
-    return torch.stack((scale, (_HALF - zero) * scale), -1).to(dtype)
+    scale = scale.bfloat16()
+    return torch.stack((scale, ((_HALF - zero) * scale.float()).bfloat16()), -1)
 
 
 def codes_of(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,13 +80,13 @@ def product_of_converted(
     products = rows.new_empty(len(rows), scales.shape[1])
     done = 0
     for columns in unpack_parts(weight, scales, rows.shape[1]):
-        torch.mm(rows, columns.to(rows.dtype), out=products[:, done : done + columns.shape[1]])
+        torch.mm(rows, columns, out=products[:, done : done + columns.shape[1]])
         done += columns.shape[1]
     return products
 
 
 def unpack_parts(weight: torch.Tensor, scales: torch.Tensor, num_in: int) -> Iterator[torch.Tensor]:
-    """Yield packed weights in their scales' dtype, [in, some of out], at most `CONVERTED` each."""
+    """Yield packed weights in bfloat16, transposed [in, some of out], at most `CONVERTED` each."""
     # They are the operator's own: its product with the identity. A block is packed in tiles of few
     # columns, one after the other. Here tiles pass for blocks of a matrix that has no more columns,
     # so that the identity is small, and converting takes as long as the product of so many rows.
@@ -102,7 +102,7 @@ def unpack_parts(weight: torch.Tensor, scales: torch.Tensor, num_in: int) -> Ite
 
 
 def _unpack(weight: torch.Tensor, scales: torch.Tensor, num_in: int) -> torch.Tensor:
-    """Return packed weights in their scales' dtype, transposed [in, out]."""
+    """Return packed weights in bfloat16, transposed [in, out]."""
     is_on_cpu = _is_on_cpu(weight)
     block = _cpu_block() if is_on_cpu else _GPU_BLOCK
     width = _CPU_WIDTH if is_on_cpu else num_in // weight.shape[1]
@@ -122,8 +122,7 @@ def _multiply(
     """Return the product of rows with packed weights by torch's operator, [n, out]."""
     on_cpu, on_gpu = torch._weight_int4pack_mm_for_cpu, torch._weight_int4pack_mm
     multiply = on_cpu if _is_on_cpu(rows) else on_gpu
-    exact = rows.to(scales.dtype).contiguous()
-    return multiply(exact, weight, group, scales.contiguous()).to(rows.dtype)
+    return multiply(rows.contiguous(), weight, group, scales.contiguous())
 
 
 def _is_on_cpu(tensor: torch.Tensor) -> bool:

@@ -111,11 +111,10 @@ def check_method(method: Method, device: torch.device, dtype: torch.dtype) -> No
 
 def check_stored(stored: StoredBits, device: torch.device, dtype: torch.dtype) -> None:
     """Raise ConfigurationError unless a device can compute with weights that are stored so."""
-    is_wide = stored.bits != BITS and dtype == torch.float16  # sums of fp8 codes exceed float16
-    if is_wide or (device.type == "cuda" and dtype != torch.bfloat16):
+    if dtype != torch.bfloat16:
         raise ConfigurationError(
-            f"weights that are stored quantized ({stored}) do not compute in "
-            f"{str(dtype).removeprefix('torch.')} here: set dtype to bfloat16"
+            f"weights that are stored quantized ({stored}) compute in bfloat16: set dtype to "
+            "bfloat16"
         )
     if (least := _lacks("int4" if stored.bits == BITS else "fp8", device)) is not None:
         raise ConfigurationError(

@@ -94,10 +94,15 @@ class StoredWeights:
 
     def pack(self, model: torch.nn.Module, device: torch.device) -> None:
         """Replace the layers whose weights are zeros by quantized ones on a device, one by one."""
+        layers = dict(model.named_modules())
         for module in self._shapes:
             parent, _, name = module.rpartition(".")
-            layer = model.get_submodule(module)
-            bias: torch.Tensor | None = layer.bias  # type: ignore[assignment]
+            if module not in layers:
+                raise ConfigurationError(
+                    f"model {self._source!r} stores {module}, which its config.json does not have"
+                )
+            layer = layers[module]
+            bias: torch.Tensor | None = layer.bias
             if (
                 bias is None
                 and f"{module}.bias" in self._places
@@ -188,6 +193,8 @@ class StoredWeights:
 
     def _tensor(self, name: str) -> Any:
         """Return a tensor of the files as a slice that is yet to be read."""
+        if name not in self._places:
+            raise ConfigurationError(f"model {self._source!r}: the file does not hold {name}")
         file, own_name = self._places[name]
         return file.get_slice(own_name)
 
