@@ -65,7 +65,7 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
         )
     num_positions, rope = reach(config.rope_scaling, settings, config.max_context, model)
     shape = _shape(model, settings)
-    stored = _stored_bits(settings.get("quantization_config"), config, model)
+    stored = _read_stored(settings.get("quantization_config"), config, model)
     _check_setting(settings["model_type"], shape, config, stored, model)
     return ModelFacts(
         shape=shape,
@@ -77,7 +77,7 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
     )
 
 
-def _stored_bits(
+def _read_stored(
     quantization: Mapping[str, Any] | None, config: EngineConfig, model: str
 ) -> StoredBits | None:
     """Return how the weights are stored, or None if not quantized or for transformers to read."""

@@ -129,7 +129,7 @@ def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int) -> float:
     """Return the bytes of the weights from safetensors headers, the hub's index or the shape."""
     part = facts.shape.part_of(config.tensor_parallel)
     if facts.stored is not None:
-        bits = packed_bits.stored_layer_bits(part, facts.stored)
+        bits = packed_bits.layer_bits_of(part, facts.stored)
         return facts.shape.weight_bytes(bits, 8 * width)
     if config.quantization is None or facts.quantization is not None:
         source = checkpoint_source(config.model)

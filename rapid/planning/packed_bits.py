@@ -59,7 +59,7 @@ class StoredBits:
             return "its layers are quantized differently (dynamic)"
         return _in_groups("gptq", group, int(version == "gptq"))  # the first stores zeros less one
 
-    def packed_group(self, num_columns: int) -> int:
+    def group_for(self, num_columns: int) -> int:
         """Return the columns of a group where a process packs so many, a multiple of 64."""
         whole = gcd(self.group or num_columns, num_columns)
         return next((group for group in GROUPS if whole % group == 0), LEAST_GROUP)
@@ -131,10 +131,10 @@ def layer_bits(shape: ModelShape) -> float:
     return BITS + _GROUP_BITS * _groups_per_weight(shape, group_of)
 
 
-def stored_layer_bits(shape: ModelShape, stored: StoredBits) -> float:
+def layer_bits_of(shape: ModelShape, stored: StoredBits) -> float:
     """Return the same of a published checkpoint as it is packed."""
     if stored.bits == BITS:
-        return BITS + _GROUP_BITS * _groups_per_weight(shape, stored.packed_group)
+        return BITS + _GROUP_BITS * _groups_per_weight(shape, stored.group_for)
     return stored.bits + _SCALE_BITS * _groups_per_weight(shape, lambda num_columns: num_columns)
 
 

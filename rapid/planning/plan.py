@@ -184,7 +184,7 @@ class Replica:
     def _all_bits(self) -> tuple[float, float]:
         """Bits of a weight in the layers' matrices, with its share of scales, and elsewhere."""
         if self.stored is not None:
-            return packed_bits.stored_layer_bits(self._part, self.stored), self.other_bits
+            return packed_bits.layer_bits_of(self._part, self.stored), self.other_bits
         bits = packed_bits.layer_bits(self._part) if self._is_int4 else self.layer_bits
         return bits, self.other_bits
 

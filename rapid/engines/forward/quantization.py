@@ -143,7 +143,7 @@ class StoredWeights:
             zero = self._unpack(f"{module}.{layout.zeros}", _pack_range(rows), groups, 0, device)
             zero = zero.to(scale.dtype) + self._stored.zero_offset
         # A part of a group, or of a longer one than torch takes, is a group with its scale.
-        own = self._stored.packed_group(columns.stop - columns.start)
+        own = self._stored.group_for(columns.stop - columns.start)
         scales = scales_of(scale.t(), zero.t()).repeat_interleave(group // own, 0)
         first = columns.start % group // own
         scales = scales[first : first + codes.shape[1] // own].contiguous()

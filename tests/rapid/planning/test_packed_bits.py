@@ -13,7 +13,7 @@ from rapid.planning.packed_bits import (
     find_ungrouped,
     group_of,
     layer_bits,
-    stored_layer_bits,
+    layer_bits_of,
     unpackable,
     unpacking_bytes,
 )
@@ -121,9 +121,9 @@ def test_what_is_not_packed_is_said(settings: dict[str, Any], why: str) -> None:
 
 def test_a_share_of_a_published_group_is_a_group() -> None:
     stored = StoredBits("gptq", 4, 128)
-    assert [stored.packed_group(n) for n in (1024, 576, 224)] == [128, 64, 32]
-    assert StoredBits("gptq", 4, 32).packed_group(1024) == 32
-    assert StoredBits("gptq", 4, None).packed_group(576) == 64
+    assert [stored.group_for(n) for n in (1024, 576, 224)] == [128, 64, 32]
+    assert StoredBits("gptq", 4, 32).group_for(1024) == 32
+    assert StoredBits("gptq", 4, None).group_for(576) == 64
     llama, qwen = SHAPES["llama-3.1-8b"], SHAPES["qwen2.5-7b"]
     assert find_ungrouped(llama, stored) is None
     assert find_ungrouped(qwen, StoredBits("awq", 4, 256)) is None
@@ -132,7 +132,7 @@ def test_a_share_of_a_published_group_is_a_group() -> None:
 
 def test_a_published_weight_has_its_bits_and_its_share_of_the_scales() -> None:
     shape = SHAPES["llama-3.1-70b"]
-    assert stored_layer_bits(shape, StoredBits("awq", 4, 128)) == 4.25
-    assert stored_layer_bits(shape, StoredBits("awq", 4, 32)) == 5
-    assert stored_layer_bits(shape, StoredBits("gptq", 4, None)) == 4.25  # no longer one is packed
-    assert 8 < stored_layer_bits(shape, StoredBits(COMPRESSED, 8, None)) < 8.01
+    assert layer_bits_of(shape, StoredBits("awq", 4, 128)) == 4.25
+    assert layer_bits_of(shape, StoredBits("awq", 4, 32)) == 5
+    assert layer_bits_of(shape, StoredBits("gptq", 4, None)) == 4.25  # no longer one is packed
+    assert 8 < layer_bits_of(shape, StoredBits(COMPRESSED, 8, None)) < 8.01
