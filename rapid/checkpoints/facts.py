@@ -66,7 +66,7 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
     num_positions, rope = reach(config.rope_scaling, settings, config.max_context, model)
     shape = _shape(model, settings)
     stored = _read_stored(settings.get("quantization_config"), config, model)
-    _check_setting(settings["model_type"], shape, config, stored, model)
+    _check_setting(shape, config, stored, model)
     return ModelFacts(
         shape=shape,
         num_positions=num_positions,
@@ -144,12 +144,11 @@ def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_setting(
-    family: str, shape: ModelShape, config: EngineConfig, stored: StoredBits | None, model: str
+    shape: ModelShape, config: EngineConfig, stored: StoredBits | None, model: str
 ) -> None:
     """Check that the model can be computed as the settings ask."""
     asked = {
         "deterministic": config.deterministic,
-        "tensor_parallel": config.tensor_parallel > 1,
         f"quantization: {config.quantization}": isinstance(config.quantization, str),
         f"weights that are stored quantized ({stored})": stored is not None,
     }
@@ -157,11 +156,6 @@ def _check_setting(
         names = " and ".join(name for name, is_asked in asked.items() if is_asked)
         raise ConfigurationError(
             f"{model} is a mixture of experts, which is not built for {names}: leave that out"
-        )
-    if family == "phi3" and config.tensor_parallel > 1:
-        raise ConfigurationError(
-            f"{model} stores queries, keys and values as one matrix, which tensor_parallel does "
-            "not split: leave it out"
         )
     if what := shape.find_undivided(config.tensor_parallel):
         raise ConfigurationError(

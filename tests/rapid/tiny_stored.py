@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from rapid.config import EngineConfig
 from tests.rapid.engines.forward.test_shards import headed
+from tests.rapid.tiny_families import family_checkpoint, family_config
+from tests.rapid.tiny_models import FAMILIES
 
 GROUP = 128
 WIDE = {"hidden_size": 128, "intermediate_size": 384, "head_dim": 32}  # on two ranks half a group
@@ -77,8 +79,12 @@ def publish(
     that bfloat16 holds all numbers.
     """
     plain = tmp_path / "plain"
-    plain.mkdir(parents=True)
-    config = headed(plain, family, **WIDE | sizes)
+    if family in FAMILIES:
+        plain.mkdir(parents=True)
+        config = headed(plain, family, **WIDE | sizes)
+    else:
+        shutil.copytree(family_checkpoint(family, **sizes), plain)
+        config = family_config(plain)
     stored = tmp_path / "stored"
     shutil.copytree(plain, stored)
     numbers = load_file(plain / "model.safetensors")

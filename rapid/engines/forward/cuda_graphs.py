@@ -149,7 +149,10 @@ class StepGraphs:
         if graph.ring_tables is not None and not graph.ring_tables.refill(made.ring_segments):
             return None
         graph.inputs.copy_(made.pack())
-        return torch.tensor(wanted, device=self._device)
+        there = torch.tensor(wanted, device=self._device)
+        if rows.drawn:  # each is a wanted row, and ids come first
+            graph.inputs[there] = torch.cat(rows.drawn)
+        return there
 
     def _try(
         self, graph: _Graph, wanted: torch.Tensor, batch: Batch, bucket: Bucket

@@ -37,8 +37,8 @@ def pack_codes(codes: torch.Tensor, num_groups: int) -> torch.Tensor:
     return torch._convert_weight_to_int4pack(pairs, codes.shape[1] // num_groups // _GPU_COLUMNS)
 
 
-def scales_of(scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
-    """Return scale and middle [groups, out, 2] of weights (code - zero) * scale, [groups, out].
+def scales_of(scale: torch.Tensor, zero: torch.Tensor | int) -> torch.Tensor:
+    """Return scale and middle [..., 2] of weights (code - zero) * scale.
 
     What bfloat16 does not hold is rounded, as torch's operators take no more; the middle is that of
     the rounded scale, which leaves small weights nearest.

@@ -103,7 +103,7 @@ def load_model(
         check_method(own_method, device, dtype)
     elif facts.stored is not None:
         check_stored(facts.stored, device, dtype)
-        stored = StoredWeights(source, facts.stored, shard)
+        stored = StoredWeights(source, facts.stored, shard, model_config)
         vars(model_config).pop("quantization_config", None)  # or transformers would read it
     elif isinstance(config.quantization, dict) and config.quantization:
         quantization = quantization_config(config.quantization)
@@ -111,12 +111,9 @@ def load_model(
         check_device(device)
     if shard is None or not shard.rank:
         check_memory(config, with_pools=with_pools, num_machines=num_machines)
-    own = copy.deepcopy(model_config)
-    if shard is not None:
-        own = shard.settings(model_config, _head_dim(model_config))
     is_packed = own_method is not None or stored is not None
     home = torch.device("cpu") if is_packed else device
-    model = _load_weights(config, source, own, quantization, home, dtype, shard, stored)
+    model = _load_weights(config, source, model_config, quantization, home, dtype, shard, stored)
     if own_method is not None:
         quantize(model, own_method, device)
     if stored is not None:
@@ -141,7 +138,7 @@ def load_model(
         device=device,
         dtype=dtype,
         kv_layout=KVLayout(
-            num_kv_heads=own.num_key_value_heads,
+            num_kv_heads=model.config.num_key_value_heads,
             head_dim=_head_dim(model_config),
             dtype=dtype,
             devices=tuple(_layer_device(layer) for layer in model.model.layers),
@@ -182,6 +179,9 @@ def _load_weights(
 ) -> Any:
     """Return the model on its device; quantized weights are created there and never moved."""
     settings: dict[str, Any] = {}
+    own = copy.deepcopy(model_config)
+    if shard is not None:
+        own = shard.settings(model_config, _head_dim(model_config))
     if model_config.model_type == "gemma3_text":
         settings["key_mapping"] = TEXT_NAMES
     if quantization is not None:
@@ -195,18 +195,18 @@ def _load_weights(
     if is_gguf(source):
         check_weights(config.model)
         weights = read_weights(read_header(source), read_settings(source), dtype)
-        weights = weights if shard is None else shard_weights(weights, shard)
+        weights = weights if shard is None else shard_weights(weights, shard, model_config)
     elif stored is not None:
         weights = stored.read_others(dtype)
     elif shard is not None:
-        weights = read_shard(source, shard, dtype)
+        weights = read_shard(source, shard, dtype, model_config)
     if weights is not None:
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
     try:
         model, read = model_class.from_pretrained(
             source if weights is None else None,
             state_dict=weights,
-            config=model_config,
+            config=own,
             dtype=dtype,
             use_safetensors=True,
             output_loading_info=True,

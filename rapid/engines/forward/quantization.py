@@ -25,6 +25,7 @@ from rapid.planning.packed_bits import BITS, StoredBits, StoredMethod
 # Names of the text model's weights in Gemma 3 checkpoints that read images as well.
 TEXT_NAMES = {r"^(model\.)?language_model\.(model\.)?": "model."}
 _CODES = 8  # of four bits in an integer of 32
+_ZERO = 8  # the code that stands for zero where none is stored
 _PROJECTION = r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj"
 
 
@@ -53,8 +54,12 @@ _LAYOUTS: dict[StoredMethod, _Layout] = {
 class StoredWeights:
     """The weights of a checkpoint that is published quantized, or one rank's part of them."""
 
-    def __init__(self, source: str, stored: StoredBits, shard: Shard | None) -> None:
+    def __init__(
+        self, source: str, stored: StoredBits, shard: Shard | None, model_config: Any
+    ) -> None:
         """Open the files of a checkpoint; their tensors are read as they are asked for.
+
+        `model_config` is transformers' configuration of the whole model.
 
         Raises:
             ConfigurationError: more is quantized than the projections of layers.
@@ -63,6 +68,7 @@ class StoredWeights:
         self._stored = stored
         self._layout = _LAYOUTS[stored.method]
         self._shard = shard or Shard(0, 1)
+        self._config = model_config
         self._places: dict[str, tuple[Any, str]] = {}  # by transformers' names: file, own name
         ((pattern, base),) = TEXT_NAMES.items()
         for path in weight_files(source):
@@ -85,102 +91,101 @@ class StoredWeights:
             module, _, kind = name.rpartition(".")
             is_ours = name.startswith(("model.", "lm_head.")) and kind in ("weight", "bias")
             if is_ours and (module not in self._shapes or kind == "bias"):
-                weights[name] = self._shard.part(name, self._tensor(name)).to(dtype)
-        for module, shape in self._shapes.items():
-            block = self._shard.block(module, *shape)
-            sizes = [each.stop - each.start for each in block]
-            weights[f"{module}.weight"] = torch.zeros((), dtype=dtype).expand(sizes)
+                weights[name] = self._shard.part(name, self._tensor(name), self._config).to(dtype)
+        for module in self._shapes:
+            rows, columns = self._block(module)
+            num_out = sum(each.stop - each.start for each in rows)
+            zero = torch.zeros((), dtype=dtype)
+            weights[f"{module}.weight"] = zero.expand(num_out, columns.stop - columns.start)
         return weights
 
     def pack(self, model: torch.nn.Module, device: torch.device) -> None:
         """Replace the layers whose weights are zeros by quantized ones on a device, one by one."""
         layers = dict(model.named_modules())
+        read = self._read_codes if self._stored.bits == BITS else self._read_fp8
         for module in self._shapes:
-            parent, _, name = module.rpartition(".")
             if module not in layers:
                 raise ConfigurationError(
                     f"model {self._source!r} stores {module}, which its config.json does not have"
                 )
-            layer = layers[module]
-            bias: torch.Tensor | None = layer.bias
-            if (
-                bias is None
-                and f"{module}.bias" in self._places
-                and self._tensor(f"{module}.bias")[:].any()
-            ):
+            parent, _, name = module.rpartition(".")
+            bias: torch.Tensor | None = layers[module].bias
+            # AutoGPTQ stores one of each layer, of zeros where the model has none.
+            stored_bias = f"{module}.bias" if bias is None else None
+            if stored_bias in self._places and self._tensor(stored_bias)[:].any():
                 raise ConfigurationError(
                     f"model {self._source!r} has a bias of {module}, which its family does not have"
                 )
-            read = self._read_codes if self._stored.bits == BITS else self._read_fp8
-            quantized = QuantizedLinear(
-                *read(module, device), None if bias is None else bias.detach().to(device)
-            )
-            setattr(model.get_submodule(parent), name, quantized)
+            own_bias = None if bias is None else bias.detach().to(device)
+            quantized = QuantizedLinear(*read(module, device), own_bias)
+            setattr(layers[parent], name, quantized)
 
     def _read_fp8(self, module: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, columns = self._block(module)
         file, name = self._places[f"{module}.{self._layout.scales}"]
-        num_out, num_in = self._shapes[module]
-        rows, columns = self._shard.block(module, num_out, num_in)
-        scale = file.get_tensor(name).float().flatten().expand(num_out)[rows]
-        return self._tensor(f"{module}.weight")[rows, columns].to(device), scale.to(
-            device
-        ).contiguous()
+        scale = file.get_tensor(name).float().flatten().expand(self._shapes[module][0])
+        scale = torch.cat([scale[each] for each in rows]).to(device)
+        return self._read(f"{module}.weight", rows, columns).to(device), scale
 
     def _read_codes(self, module: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         layout, num_in = self._layout, self._shapes[module][1]
-        rows, columns = self._shard.block(module, *self._shapes[module])
+        rows, columns = self._block(module)
         group = self._stored.group or num_in
         self._check_groups(module, group)
-        packed_rows, packed_columns, dim = _pack_range(rows), columns, 0
-        if not layout.packs_rows:
-            packed_rows, packed_columns, dim = rows, _pack_range(columns), 1
-        codes = self._unpack(f"{module}.{layout.codes}", packed_rows, packed_columns, dim, device)
-
+        num_columns = columns.stop - columns.start
         groups = slice(columns.start // group, -(-columns.stop // group))
-        scale = self._block(f"{module}.{layout.scales}", rows, groups).to(device)
-        zero = torch.full_like(scale, 8)
+        scale = self._read(f"{module}.{layout.scales}", rows, groups).to(device)
+        zero: torch.Tensor | int = _ZERO
         if f"{module}.{layout.zeros}" in self._places:
-            zero = self._unpack(f"{module}.{layout.zeros}", _pack_range(rows), groups, 0, device)
-            zero = zero.to(scale.dtype) + self._stored.zero_offset
+            zeros = self._read_eights(f"{module}.{layout.zeros}", rows, groups, 0, device)
+            zero = zeros.to(torch.int32) + self._stored.zero_offset
         # A part of a group, or of a longer one than torch takes, is a group with its scale.
-        own = self._stored.group_for(columns.stop - columns.start)
-        scales = scales_of(scale.t(), zero.t()).repeat_interleave(group // own, 0)
+        own = self._stored.group_for(num_columns)
+        scales = scales_of(scale, zero).transpose(0, 1).repeat_interleave(group // own, 0)
         first = columns.start % group // own
-        scales = scales[first : first + codes.shape[1] // own].contiguous()
+        scales = scales[first : first + num_columns // own].contiguous()
+        dim = 0 if layout.packs_rows else 1
+        codes = self._read_eights(f"{module}.{layout.codes}", rows, columns, dim, device)
         return pack_codes(codes, len(scales)), scales
 
     def _check_groups(self, module: str, group: int) -> None:
         """Check that the groups in the file are what the settings say."""
         num_out, num_in = self._shapes[module]
-        shape = [num_in // group, num_out]
-        shape = shape if self._layout.is_transposed else shape[::-1]
+        shape = [num_out, num_in // group]
+        shape = shape[::-1] if self._layout.is_transposed else shape
         index = f"{module}.g_idx"
-        is_otherwise = list(self._tensor(f"{module}.{self._layout.scales}").get_shape()) != shape
-        if index in self._places and not is_otherwise:
-            of_columns = self._tensor(index)[:]
-            is_otherwise = not torch.equal(of_columns.long(), torch.arange(num_in) // group)
-        if is_otherwise:
+        is_right = list(self._tensor(f"{module}.{self._layout.scales}").get_shape()) == shape
+        if is_right and index in self._places:
+            is_right = torch.equal(self._tensor(index)[:].long(), torch.arange(num_in) // group)
+        if not is_right:
             raise ConfigurationError(
                 f"model {self._source!r}: {module} has other groups than its config.json says, or "
                 "columns in the order of activations: take another checkpoint of it"
             )
 
-    def _unpack(
-        self, name: str, rows: slice, columns: slice, dim: int, device: torch.device
+    def _block(self, module: str) -> tuple[list[slice], slice]:
+        """Return the rows and columns of a weight that this rank has."""
+        return self._shard.block(module, *self._shapes[module], self._config)
+
+    def _read_eights(
+        self, name: str, rows: list[slice], columns: slice, dim: int, device: torch.device
     ) -> torch.Tensor:
-        """Return codes [out, in] that are packed along a dimension."""
-        packed = self._block(name, rows, columns).to(device)
+        """Return codes [out, in] of which eight along a dimension are stored as an integer."""
+        if dim == 0:
+            rows = [_eighth(each) for each in rows]
+        else:
+            columns = _eighth(columns)
+        packed = self._read(name, rows, columns).to(device)
         shifts = [BITS * place for place in self._layout.order]
         codes = [(packed >> shift & 15).to(torch.uint8) for shift in shifts]
         return torch.stack(codes, dim + 1).flatten(dim, dim + 1)
 
-    def _block(self, name: str, rows: slice, columns: slice) -> torch.Tensor:
+    def _read(self, name: str, rows: list[slice], columns: slice) -> torch.Tensor:
         """Return rows and columns of a tensor, [out, in] or [out, groups] however it is stored."""
         tensor = self._tensor(name)
-        block: torch.Tensor = (
-            tensor[columns, rows].t() if self._layout.is_transposed else tensor[rows, columns]
-        )
-        return block
+        if self._layout.is_transposed:
+            return torch.cat([tensor[columns, each].t() for each in rows])
+        return torch.cat([tensor[each, columns] for each in rows])
 
     def _shape(self, module: str) -> tuple[int, int]:
         """Return the rows and columns of a whole weight."""
@@ -199,8 +204,8 @@ class StoredWeights:
         return file.get_slice(own_name)
 
 
-def _pack_range(codes: slice) -> slice:
-    return slice(codes.start // _CODES, -(-codes.stop // _CODES))
+def _eighth(codes: slice) -> slice:
+    return slice(codes.start // _CODES, codes.stop // _CODES)
 
 
 def quantization_config(settings: Mapping[str, object]) -> Any:

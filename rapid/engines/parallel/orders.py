@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from rapid.config import EngineConfig
 from rapid.engines.attention.batch import Feed
 from rapid.engines.forward.meeting import Meeting
@@ -62,6 +64,7 @@ class PackedFeed:
     unseen: tuple[int, int]
     ring: Ring | None
     scratch: int | None
+    is_drawn: bool  # whether its token is on the first rank's device, which shares it
 
     @classmethod
     def of(cls, feed: Feed) -> PackedFeed:
@@ -75,10 +78,11 @@ class PackedFeed:
             feed.unseen,
             feed.ring,
             feed.scratch,
+            feed.drawn is not None,
         )
 
-    def feed(self, page_tokens: int) -> Feed:
-        """Return the feed."""
+    def feed(self, page_tokens: int, device: torch.device) -> Feed:
+        """Return the feed, with room for a token that is drawn."""
         runs = [PageRun(int(start), int(stop)) for start, stop in self.pages.reshape(-1, 2)]
         return Feed(
             self.token_ids.tolist(),
@@ -88,6 +92,7 @@ class PackedFeed:
             self.unseen,
             self.ring,
             self.scratch,
+            torch.zeros(1, dtype=torch.int64, device=device) if self.is_drawn else None,
         )
 
 

@@ -151,7 +151,7 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("options", "told"),
         [
-            (("--drafter-gpus", "16"), "8 key and value heads, which 16 GPUs do not divide"),
+            (("--drafter-gpus", "24"), "64 attention heads, which 24 GPUs do not divide"),
             (("--drafter-gpus", "12"), "those of 2 machines, each with 8: plan a multiple"),
             (
                 ("--drafter-gpus", "8", "--machine-gpus", "4", "--drafter-bits", "6"),
