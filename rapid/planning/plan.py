@@ -99,16 +99,16 @@ class Losses:
     # A step's Python (0.15 ms and 0.03 a sequence, see `LIMIT`), copies of inputs, launch and wait.
     step_s: float = 4.3e-4
     sequence_s: float = 6e-5
-    # Of a layer in a graph: 14 small kernels of torch, counted, and the merge of attention's parts.
-    # Ours are 4 (`rapid.engines.forward.layer_kernels`), and count once a GPU has run them.
-    layer_s: float = 14 * 2e-6 + 8.5e-6
+    # Of a layer in a graph: 4 small kernels (`rapid.engines.forward.layer_kernels`), counted, where
+    # torch has 14 and, with fp8, 32 more; and the merge of attention's parts.
+    layer_s: float = 4 * 2e-6 + 8.5e-6
     layer_sequence_s: float = 0.0  # where attention is called once for each sequence: on a CPU
-    fp8_layer_s: float = 32 * 2e-6  # kernels that `quantization: fp8` adds to it; ours add 1
+    fp8_layer_s: float = 2e-6  # the kernel that `quantization: fp8` adds to it
     # Launches that `tests/rapid/speculation/fast/test_step_counts.py` counts, and a transfer each
-    # way: of a sampled plain step, a witnessed block, and a drafted token with its way to the host.
+    # way: of a sampled plain step, a witnessed block, and a drafted token, which is not read alone.
     sampling_s: float = 11 * _LAUNCH_S + 2 * _TRANSFER_S
     judging_s: float = 12 * _LAUNCH_S + 2 * _TRANSFER_S
-    drafting_s: float = 16 * _LAUNCH_S + 2 * _TRANSFER_S + 2.5e-4
+    drafting_s: float = 12 * _LAUNCH_S + _TRANSFER_S
     reduce_s: float = 14e-6  # of a small sum over GPUs of one machine: NCCL over NVLink
     network_reduce_s: float = 30e-6  # the same of several machines: InfiniBand
     # Ray's calls of a round: 3.1 ms on two busy cores (docs/performance.md); fewer on a server.

@@ -18,17 +18,18 @@ _LOGIT_ROWS = SpeculationConfig().max_draft
 _JUDGING_COPIES = 6
 _JUDGING_COPIES_ON_GPU = 4  # with filters, whose sort has copies of its own
 _JUDGED_ROWS = 96  # a test keeps it equal to `MOST_ROWS` of the judging step
-# Rows of each lease in the largest captured step, padded; the 32 largest buckets have less
-# than half a default block per lease on average (`rapid.engines.forward.buckets`).
+# Rows of each lease in the largest captured step, padded; the largest buckets have less than half a
+# default block per lease on average (`rapid.engines.forward.buckets`).
 _PADDED_ROWS = 16
+CHUNK_ROWS = 64  # of a prompt's chunk in such a step; a test keeps it equal to that of the buckets
 # Scores that attention holds at once on a GPU (`rapid.engines.attention.ragged`); the CPU's
 # kernel is fused.
 GPU_SCORES = 2**26
 # Captured steps of an engine on a GPU (`rapid.engines.forward.cuda_graphs`), and the bytes that a
 # graph holds for each of its launches: reports range from 16 to 64 KiB, and `benchmarks/gpu.py`
 # prints the value of a device.
-GRAPHS = 32
-_LAUNCHES = 40  # launches per layer
+GRAPHS = 40
+_LAUNCHES = 32  # launches per layer
 _LAUNCH_BYTES = 2**15
 # Families in which `attention_bias` gives the projections of attention biases.
 _ATTENTION_BIAS = ("llama", "qwen3", "qwen3_moe", "gemma3_text")
@@ -231,7 +232,8 @@ class ModelShape(Frozen):
         # Each holds its launches and its rows' logits; all share the largest one's activations.
         launches = self.layers * _LAUNCHES * _LAUNCH_BYTES
         logits = _LOGIT_ROWS / 2 * num_leases * self.vocabulary * bytes_per_number
-        largest = _PADDED_ROWS * num_leases * self._widest * bytes_per_number
+        most_rows = _PADDED_ROWS * num_leases + CHUNK_ROWS
+        largest = most_rows * self._widest * bytes_per_number
         return GRAPHS * (launches + logits) + largest
 
     def check_bytes(self, step_tokens: int, context: int, bytes_per_number: float = 2) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from rapid.engines.attention.kernel_inputs import Kernels, RaggedRows
-from rapid.engines.attention.segments import Segment
+from rapid.engines.attention.segments import Paged, Segment
 from rapid.engines.kv.cache import KVCache, PageTable
 from rapid.engines.kv.rings import Ring
 
@@ -58,10 +58,14 @@ class RowLists:
     ring_segments: list[Segment] = field(default_factory=list)
     drawn: list[torch.Tensor] = field(default_factory=list)  # the rows' tokens, on the device
 
-    def pack(self) -> torch.Tensor:
+    def list_all(self) -> list[int]:
         """Return ids, positions, slots and wanted rows side by side, to be copied at once."""
         slots = self.slots + self.ring_slots
-        return torch.tensor(self.input_ids + self.positions + slots + self.wanted)
+        return self.input_ids + self.positions + slots + self.wanted
+
+    def pack(self) -> torch.Tensor:
+        """Return `list_all` as a tensor."""
+        return torch.tensor(self.list_all())
 
     def batch(self, packed: torch.Tensor, cache: KVCache, kernels: Kernels | None) -> Batch:
         """Return the batch whose tensors are views of `pack`, on the device of the inputs."""
@@ -104,7 +108,8 @@ def rows_of(feeds: Sequence[Feed]) -> RowLists:
         before, after = feed.unseen
         sinks = feed.table.spans(0, before)
         past, own = feed.table.spans(after, position), feed.table.spans(after, stop)
-        made.segments.append(Segment(first, end, sinks + past, sinks + own))
+        paged = None if after else Paged(feed.table, min(stop, feed.table.num_tokens))
+        made.segments.append(Segment(first, end, sinks + past, sinks + own, paged=paged))
         if (ring := feed.ring) is not None:
             made.ring_slots.extend(slots_of(ring, position, stop))
             start = ring.plan.first_seen(position)

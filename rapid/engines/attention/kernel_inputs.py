@@ -116,10 +116,7 @@ class RaggedRows:
         for _, group in groupby(self.segments, key=lambda segment: segment.is_step):
             alike = list(group)
             first, stop = alike[0].start, alike[-1].stop
-            moved = [
-                Segment(one.start - first, one.stop - first, one.past, one.all_spans)
-                for one in alike
-            ]
+            moved = [replace(one, start=one.start - first, stop=one.stop - first) for one in alike]
             part = RaggedRows(self.cache, moved, self.slots[first:stop], self.kernels)
             found.append((slice(first, stop), part))
         return found

@@ -4,68 +4,120 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from rapid.engines.attention.kernel_inputs import RaggedRows
 from rapid.engines.attention.segments import Segment
-from rapid.engines.attention.work_items import BLOCK, BLOCK_KEYS, Sizes, work_table
+from rapid.engines.attention.work_items import BLOCK, BLOCK_KEYS, ITEM, Sizes, work_table
 
 Key = tuple[torch.device, int | None]  # device and window of a layer
 
+_ALIGNED = 4  # numbers, 16 bytes: Triton compiles the kernels anew for tables that are not
+_ROOM = 5 / 4  # blocks to provide for each that whole ones take, as a run may end in a short one
+_MORE_ROOM = 64  # blocks of a sequence on top of that
+
 
 class KeyTables:
-    """The work tables of a batch, made when a layer first asks for them.
+    """The work tables of a batch, made when a layer first asks for them."""
 
-    With `max_context`, the tokens of the longest sequence, they can be refilled for other batches
-    of the same number of rows and sequences, as a captured graph needs it.
-    """
-
-    def __init__(self, max_context: int | None = None) -> None:
-        self._max_context = max_context
-        self._tables: dict[Key, tuple[torch.Tensor, Sizes]] = {}
+    def __init__(self, *, is_example: bool = False) -> None:
+        """Start without any table; those of an example have a section for shared prefixes."""
+        self._is_example = is_example
+        self.tables: dict[Key, tuple[torch.Tensor, Sizes]] = {}
 
     def of(
         self, rows: RaggedRows, device: torch.device, window: int | None
     ) -> tuple[torch.Tensor, Sizes]:
         """Return the table of a layer, int32 on its device, and the table's sizes."""
         key = device, window
-        if key not in self._tables:
+        if key not in self.tables:
             sizes = self._sizes(rows, key)
-            made = torch.from_numpy(work_table(rows.segments, sizes, window))
-            num_ints = max(len(made), sizes.blocks_at + self._room(len(rows.segments)))
-            table = torch.zeros(num_ints, dtype=torch.int32, device=device)
-            table[: len(made)].copy_(made)
-            self._tables[key] = table, sizes
-        return self._tables[key]
-
-    def refill(self, segments: Sequence[Segment]) -> bool:
-        """Overwrite all tables with those of another batch; return False if one does not fit."""
-        refilled = [
-            (table, torch.from_numpy(work_table(segments, sizes, window)))
-            for (_, window), (table, sizes) in self._tables.items()
-        ]
-        if any(len(made) > len(table) for table, made in refilled):
-            return False
-        for table, made in refilled:
-            table[: len(made)].copy_(made)
-        return True
-
-    def _room(self, num_sequences: int) -> int:
-        """Return the numbers to provide for blocks, of which a run may end in a short one."""
-        if self._max_context is None:
-            return 0
-        return BLOCK * num_sequences * (self._max_context // BLOCK_KEYS * 5 // 4 + 64)
+            table = torch.from_numpy(work_table(rows.segments, sizes, window))
+            self.tables[key] = table.to(device), sizes
+        return self.tables[key]
 
     def _sizes(self, rows: RaggedRows, key: Key) -> Sizes:
         device, window = key
         num_kv_heads = rows.cache.layers[0][0].shape[0]
         sizes = Sizes.of(len(rows.slots), len(rows.segments), num_kv_heads, processors_of(device))
-        is_fixed = self._max_context is not None
-        if window is not None or not (is_fixed or rows.prefixes()):
+        if window is not None or not (self._is_example or rows.prefixes()):
             return replace(sizes, shared_items=0)
         return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """A work table in a `TableSpace` without its blocks, which follow all sections."""
+
+    part: int  # index of its `KeyTables` among those of a batch
+    key: Key
+    sizes: Sizes
+    start: int  # its place
+
+
+class TableSpace:
+    """Places of other batches' work tables in one tensor, which a captured graph reads.
+
+    First come the sections that have one size, then the blocks of all tables, as many as there are.
+    """
+
+    def __init__(
+        self, examples: Sequence[KeyTables], num_sequences: int, start: int, max_context: int
+    ) -> None:
+        """Lay out the tables of an example's batch, after each layer has asked for them.
+
+        Args:
+            examples: tables over the slots of pages, then over those of rings if there are any.
+            start: number of the tensor's numbers that others have.
+            max_context: tokens of the longest sequence.
+        """
+        room = int(BLOCK * num_sequences * (max_context // BLOCK_KEYS * _ROOM + _MORE_ROOM))
+        self._num_parts = len(examples)
+        self._sections: list[_Section] = []
+        for part, tables in enumerate(examples):
+            for key, (_, sizes) in tables.tables.items():
+                # Blocks are counted from the end of their section, and those of all are side by
+                # side.
+                while start % _ALIGNED or (start + sizes.blocks_at) % BLOCK:
+                    start += 1
+                self._sections.append(_Section(part, key, sizes, start))
+                start += sizes.blocks_at
+        self._blocks_at = -(-start // BLOCK) * BLOCK
+        self.num_ints = self._blocks_at + room * len(self._sections)
+
+    def tables(self, space: torch.Tensor) -> list[KeyTables]:
+        """Return the tables of each part of the batch as views of a tensor, for its layers."""
+        made = [KeyTables() for _ in range(self._num_parts)]
+        for one in self._sections:
+            made[one.part].tables[one.key] = space[one.start :], one.sizes
+        return made
+
+    def fill(self, memory: np.ndarray, segments: Sequence[Sequence[Segment]]) -> int | None:
+        """Write the tables of another batch; return how many numbers of `memory` are of use then.
+
+        Args:
+            memory: int32 [num_ints] on the host.
+            segments: those of each part of the batch.
+
+        Returns:
+            None where a table does not fit.
+        """
+        stop = self._blocks_at
+        for one in self._sections:
+            sizes, start = one.sizes, one.start
+            made = work_table(segments[one.part], sizes, one.key[1])
+            blocks = made[sizes.blocks_at :]
+            if stop + len(blocks) > len(memory):
+                return None
+            items = made[: sizes.rows_at].reshape(-1, ITEM)
+            items[:, 2] += (stop - start - sizes.blocks_at) // BLOCK
+            memory[start : start + sizes.blocks_at] = made[: sizes.blocks_at]
+            memory[stop : stop + len(blocks)] = blocks
+            stop += len(blocks)
+        return stop
 
 
 @functools.cache

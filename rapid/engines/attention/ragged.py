@@ -76,6 +76,8 @@ def attend_to_cache(
         if is_read_in_place and (spans := inputs.rows.single_spans()):
             return cpu_attention.attend_single_rows(inputs, spans)
         return attend_by_runs(inputs)
+    if kernels.steps is kernels.chunks:  # in a captured step, which has one table for all rows
+        return kernels.steps(inputs)
     outputs = [
         (kernels.steps if part.rows.segments[0].is_step else kernels.chunks)(part)
         for part in inputs.stretches()

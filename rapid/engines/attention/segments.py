@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import numpy as np
 import torch
+
+from rapid.engines.kv.cache import BlockArray, PageTable, blocks_of
 
 MAX_STEP_ROWS = 16  # the kernels take a sequence with more rows as a prefill chunk
 
 
 Spans = list[tuple[int, int]]  # of slots [start, stop), in a sequence's order
 Partial = tuple[torch.Tensor, torch.Tensor]  # output [b, h, rows, d] and log-sum-exp [b, h, rows]
+
+
+class Paged(NamedTuple):
+    """Keys at the first positions of a page table, and those of padding in one span behind them."""
+
+    table: PageTable
+    num_keys: int
+    num_padding: int = 0
 
 
 @dataclass(slots=True)
@@ -25,11 +37,30 @@ class Segment:
     # Slots before `past` that only the first rows attend to, in a layer with a sliding window
     # (`rapid.engines.attention.windows`).
     edge: list[tuple[int, int]] = field(default_factory=list)
+    paged: Paged | None = None  # what `all_spans` are, where they are a sequence's first positions
 
     @property
     def is_step(self) -> bool:
         """Whether this is a decode, draft or verify step, not a prefill chunk."""
         return self.stop - self.start <= MAX_STEP_ROWS
+
+    @property
+    def num_keys(self) -> int:
+        """Number of keys of `all_spans`."""
+        if self.paged is None:
+            return num_keys(self.all_spans)
+        return self.paged.num_keys + self.paged.num_padding
+
+    def blocks(self, first: int, stop: int, size: int) -> BlockArray:
+        """Return the `blocks_of` its keys [first, stop), counted from 0."""
+        if self.paged is None:
+            return blocks_of(between(self.all_spans, first, stop), first, size)
+        table, num_own, _ = self.paged
+        if stop <= num_own:
+            return table.blocks(first, stop, size)
+        more = between(self.all_spans[-1:], max(first - num_own, 0), stop - num_own)
+        padding = blocks_of(more, max(first, num_own), size)
+        return np.concatenate([table.blocks(first, num_own, size), padding])
 
 
 def num_keys(spans: Spans) -> int:

@@ -84,4 +84,4 @@ def _common(some: Spans, others: Spans) -> Spans:
 def _rest(segment: Segment, shared: int) -> Segment:
     """Return a segment without its first `shared` keys."""
     past, all_spans = between(segment.past, shared), between(segment.all_spans, shared)
-    return replace(segment, past=past, all_spans=all_spans)
+    return replace(segment, past=past, all_spans=all_spans, paged=None)

@@ -23,7 +23,7 @@ from rapid.engines.attention.cases import TILES, Case
 from rapid.engines.attention.kernel_inputs import AttentionInputs
 from rapid.engines.attention.key_tables import KeyTables
 from rapid.engines.attention.survey import Measure
-from rapid.engines.attention.work_items import BLOCK, BLOCK_KEYS, ITEM, ROW, Sizes
+from rapid.engines.attention.work_items import BLOCK, ITEM, ROW, Sizes
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +129,7 @@ def attend_to_table(
                     group,
                     head_dim,
                     packed,
+                    sizes.block_keys,
                     is_windowed=inputs.window is not None,
                 ),
                 num_warps=launch.num_warps,
@@ -157,6 +158,7 @@ def constants_of(
     group: int,
     head_dim: int,
     packed: int,
+    block_keys: int,
     *,
     is_windowed: bool,
 ) -> dict[str, object]:
@@ -167,7 +169,7 @@ def constants_of(
         "HEAD_DIM": head_dim,
         "DIM": triton.next_power_of_2(head_dim),
         "PACKED": packed,
-        "BLOCK_KEYS": BLOCK_KEYS,
+        "BLOCK_KEYS": block_keys,
         "ITEM": ITEM,
         "ROW": ROW,
         "BLOCK": BLOCK,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rapid.engines.attention.segments import Segment, Spans, between, num_keys
+from rapid.engines.attention.segments import Segment, num_keys
 from rapid.engines.attention.shared_prefixes import find_shared_prefixes
 
 BLOCK_KEYS = 64
@@ -33,6 +33,7 @@ class Sizes:
     num_rows: int
     own_items: int  # items for the keys of single sequences, at least one for each
     shared_items: int  # items for the keys of shared prefixes; 0 if there is only one sequence
+    block_keys: int = BLOCK_KEYS  # most keys of a block
 
     @classmethod
     def of(cls, num_rows: int, num_sequences: int, num_kv_heads: int, processors: int) -> Sizes:
@@ -121,14 +122,14 @@ def _readings(
     listed = 0
     for index in order:
         segment = segments[index]
-        total, num_rows = num_keys(segment.all_spans), segment.stop - segment.start
+        total, num_rows = segment.num_keys, segment.stop - segment.start
         lines = slice(listed, listed + num_rows)
         rows[lines, 0] = np.arange(segment.start, segment.stop)
         rows[lines, 1] = np.arange(total - num_rows, total)
         skipped = hidden.get(index, 0)
         if window is not None:
             skipped = max(0, total - num_rows + 1 - window)
-        blocks = _blocks(between(segment.all_spans, skipped), skipped)
+        blocks = segment.blocks(skipped, total, sizes.block_keys)
         own.append(_SharedReading(listed, listed + num_rows, blocks))
         listed += num_rows
     if listed < sizes.num_rows:
@@ -136,7 +137,9 @@ def _readings(
     shared, first = [], 0
     for prefix in prefixes:
         stop = first + sum(rest.stop - rest.start for rest in prefix.rests.values())
-        shared.append(_SharedReading(first, stop, _blocks(prefix.spans, 0)))
+        member = segments[next(iter(prefix.rests))]
+        blocks = member.blocks(0, num_keys(prefix.spans), sizes.block_keys)
+        shared.append(_SharedReading(first, stop, blocks))
         first = stop
     return rows, own, shared
 
@@ -154,18 +157,3 @@ def _share(readings: Sequence[_SharedReading], max_items: int, max_parts: int) -
 
     longest = max((length for length, _ in lengths), default=1)
     return 1 + bisect_left(range(1, longest + 1), True, key=fits)
-
-
-def _blocks(spans: Spans, position: int) -> np.ndarray:
-    """Return the blocks of spans whose first key is at a position, [blocks, BLOCK]."""
-    counts = [-(-(stop - start) // BLOCK_KEYS) for start, stop in spans]
-    blocks = np.empty((sum(counts), BLOCK), dtype=np.int32)
-    first = 0
-    for (start, stop), count in zip(spans, counts, strict=True):
-        own = blocks[first : first + count]
-        own[:, 0] = np.arange(start, stop, BLOCK_KEYS)
-        own[:, 1] = np.arange(position, position + stop - start, BLOCK_KEYS)
-        own[:, 2] = BLOCK_KEYS
-        own[-1, 2] = stop - start - (count - 1) * BLOCK_KEYS
-        first, position = first + count, position + stop - start
-    return blocks

@@ -138,7 +138,7 @@ class ComputeThread:
         most = count_forwards(scheduled)
         if most == 1 or not self._is_quiet():
             return [ComputedForward(scheduled, self._run(scheduled))]
-        self.limit_s *= most
+        self.limit_s = min(most * self.limit_s, _UNKNOWN_LIMIT_S)
         return run_chain(scheduled, most, self._run, lambda: not self._is_quiet())
 
     def _is_quiet(self) -> bool:

@@ -13,6 +13,8 @@ from rapid.engines.attention.batch import RowLists
 from rapid.engines.attention.segments import MAX_STEP_ROWS, Segment
 
 MOST_ROWS = (1, 4, 16)  # of a bucket's longest sequence; the last is MAX_STEP_ROWS
+CHUNK_ROWS = 64  # of a short prefill chunk, as a question on a document that was read before
+_COMMON_SEQUENCES = 8  # of the largest steps whose graphs are captured before any are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +31,39 @@ class Bucket:
 
 def padding_pages(page_tokens: int) -> int:
     """Return the pages behind those of the ledger whose slots hold the keys of padding."""
-    return -(-MAX_STEP_ROWS // page_tokens)
+    return -(-CHUNK_ROWS // page_tokens)
+
+
+def common_buckets(max_sequences: int) -> list[Bucket]:
+    """Return the buckets of steps that decode plainly or judge a block of each sequence."""
+    numbers = range(1, min(max_sequences, _COMMON_SEQUENCES) + 1)
+    found = [_bucket_of([rows] * count) for count in numbers for rows in (1, MAX_STEP_ROWS)]
+    return list(dict.fromkeys(found))
 
 
 def bucket_of(segments: Sequence[Segment]) -> Bucket | None:
-    """Return the bucket of a step; None where a sequence has the rows of a prefill chunk.
+    """Return the bucket of a step; None where it has prefill chunks, except a short one.
 
     Numbers of sequences are powers of two and halfway between them. A bucket has room for one, two,
     four, ... or all sequences of the most rows, beside others of one row: fewer products than in a
-    rectangle, where each sequence is padded to the longest.
+    rectangle, where each sequence is padded to the longest. Beside a chunk all others have one row,
+    or room for the most rows of a step.
     """
     lengths = [segment.stop - segment.start for segment in segments]
     longest = max(lengths)
-    if longest > MAX_STEP_ROWS:
+    if longest <= MAX_STEP_ROWS:
+        return _bucket_of(lengths)
+    num_chunks = sum(length > MAX_STEP_ROWS for length in lengths)
+    if longest > CHUNK_ROWS or num_chunks > 1 or len(lengths) == 1:
         return None
-    most_rows = next(most for most in MOST_ROWS if most >= longest)
+    sequences = _power_or_halfway(len(lengths))
+    others = 1 if sum(lengths) - longest < len(lengths) else MAX_STEP_ROWS
+    return Bucket(sequences, CHUNK_ROWS + (sequences - 1) * others, CHUNK_ROWS)
+
+
+def _bucket_of(lengths: Sequence[int]) -> Bucket:
+    """Return the bucket of a step without a prefill chunk, of sequences of so many rows."""
+    most_rows = next(most for most in MOST_ROWS if most >= max(lengths))
     sequences = _power_or_halfway(len(lengths))
     needed = sum(lengths) + sequences - len(lengths)
     long = 1
@@ -58,7 +78,7 @@ def pad_rows(
     """Pad a step to its bucket; return it, all of its rows wanted, and its own wanted rows in it.
 
     Args:
-        first_slot: first of `MAX_STEP_ROWS` slots of the cache that belong to no page.
+        first_slot: first of `CHUNK_ROWS` slots of the cache that belong to no page.
         first_ring_slot: first of as many that belong to no ring; None without rings.
     """
     missing = bucket.rows - len(rows.input_ids)
@@ -85,7 +105,9 @@ def pad_rows(
                 more = range(padding, padding + num_padding)
                 slots.extend([*own_slots[segment.start : segment.stop], *more])
                 spans = [*source.all_spans, *([(more.start, more.stop)] if more else [])]
-                segments.append(Segment(first, len(made.input_ids), source.past, spans))
+                paged = source.paged and source.paged._replace(num_padding=num_padding)
+                stop = len(made.input_ids)
+                segments.append(Segment(first, stop, source.past, spans, paged=paged))
     return made, [moved[row] for row in rows.wanted]
 
 

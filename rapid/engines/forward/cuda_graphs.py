@@ -1,8 +1,9 @@
 """CUDA graphs of steps, which save the launches of a small model's kernels.
 
 Whatever changes between steps lies in tensors that stay, padded to a bucket's shape
-(`rapid.engines.forward.buckets`). A bucket's graph is captured at its third step and used if, at
-the next, it returns the ordinary forward's logits and keys, and is faster.
+(`rapid.engines.forward.buckets`). A bucket's graph is captured when the engine opens or at its
+third step, and used if, at the next, it returns the ordinary forward's logits and keys, and is
+faster.
 """
 
 from __future__ import annotations
@@ -11,24 +12,30 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from rapid.engines.attention.batch import Batch, Feed, RowLists, rows_of
 from rapid.engines.attention.cuda import CAPTURING
 from rapid.engines.attention.kernel_inputs import Kernels
-from rapid.engines.attention.key_tables import KeyTables
-from rapid.engines.attention.segments import MAX_STEP_ROWS
-from rapid.engines.forward.buckets import Bucket, bucket_of, example, pad_rows
+from rapid.engines.attention.key_tables import KeyTables, TableSpace
+from rapid.engines.forward.buckets import (
+    CHUNK_ROWS,
+    Bucket,
+    bucket_of,
+    common_buckets,
+    example,
+    pad_rows,
+)
 from rapid.engines.kv.cache import KVCache
 from rapid.errors import EngineFailed
 
 logger = logging.getLogger(__name__)
 
 STEPS_BEFORE = 2  # ordinary steps of a bucket before its graph is captured
-MAX_SHAPES = 32  # buckets that have a graph or were refused one
+MAX_SHAPES = 40  # buckets that have a graph or were refused one
 TOLERANCE = 0.03  # error of logits and stored keys, as a share of their norm
 ELSEWHERE = 0.3  # keys that differ by more are those of other rows, which differ by about 1.4
 REPEATS = 3  # runs of a graph and of the ordinary forward when they are compared
@@ -38,18 +45,70 @@ Forward = Callable[["Batch"], torch.Tensor]
 Capture = Callable[[Callable[[], torch.Tensor]], Callable[[], torch.Tensor]]
 
 
-@dataclass(slots=True)
-class _Graph:
-    """A captured step."""
+class Staging:
+    """Memory on the host from which the inputs of a step go to the device in one copy.
 
-    # Ids, positions, slots and wanted rows, in the memory that the graph reads.
-    inputs: torch.Tensor
-    tables: KeyTables
-    ring_tables: KeyTables | None  # the same of the layers that have rings; None without rings
-    # Function that runs the graph and returns the logits of all rows.
-    replay: Callable[[], torch.Tensor]
-    # Whether the graph was found correct and faster than the ordinary forward.
-    is_trusted: bool = False
+    A copy from pinned memory does not keep the host waiting, so there are two such buffers, and one
+    is filled again only after its copy has ended.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._is_pinned = device.type == "cuda"
+        self._buffers = [torch.empty(0, dtype=torch.int32)] * 2
+        self._copied: list[Any] = [None, None]  # events
+        self._turn = 0
+
+    def take(self, num_ints: int) -> np.ndarray:
+        """Return memory for at least so many numbers, int32, to be sent next."""
+        self._turn = 1 - self._turn
+        if self._copied[self._turn] is not None:
+            self._copied[self._turn].synchronize()
+        if len(self._buffers[self._turn]) < num_ints:
+            made = torch.empty(num_ints, dtype=torch.int32, pin_memory=self._is_pinned)
+            self._buffers[self._turn] = made
+        return self._buffers[self._turn].numpy()
+
+    def send(self, target: torch.Tensor) -> None:
+        """Copy the beginning of the memory that was taken last to a tensor of the device."""
+        target.copy_(self._buffers[self._turn][: len(target)], non_blocking=self._is_pinned)
+        if self._is_pinned:
+            cuda: Any = torch.cuda
+            self._copied[self._turn] = cuda.current_stream(self._device).record_event()
+
+
+class _Graph:
+    """A captured step, and the tensor on the device that holds all that changes between steps.
+
+    The tensor begins with the ids, positions, slots and wanted rows of the padded step, in int64,
+    and the places of its own wanted rows among those; the work tables follow.
+    """
+
+    replay: Callable[[], torch.Tensor]  # runs the captured step and returns the logits of all rows
+
+    def __init__(self, rows: RowLists, space: TableSpace, device: torch.device) -> None:
+        self._space = space
+        self._num_rows = len(rows.wanted)
+        memory = torch.zeros(space.num_ints, dtype=torch.int32, device=device)
+        packed = rows.pack()
+        own = memory[: 2 * (len(packed) + self._num_rows)].view(torch.int64)
+        self.inputs, self._wanted = own[: len(packed)], own[len(packed) :]
+        self.inputs.copy_(packed)
+        self.memory = memory
+        self.tables = space.tables(memory)
+        # Whether the graph was found correct and faster than the ordinary forward.
+        self.is_trusted = False
+
+    def fill(self, rows: RowLists, wanted: list[int], staging: Staging) -> torch.Tensor | None:
+        """Take a padded step's inputs; return its own wanted rows, None if its tables are long."""
+        memory = staging.take(len(self.memory))
+        stop = self._space.fill(memory[: len(self.memory)], [rows.segments, rows.ring_segments])
+        if stop is None:
+            return None
+        packed = [*rows.list_all(), *wanted]
+        memory[: 2 * len(packed)].view(np.int64)[:] = packed
+        staging.send(self.memory[:stop])
+        return self._wanted[: len(wanted)]
 
 
 class StepGraphs:
@@ -69,7 +128,7 @@ class StepGraphs:
 
         Args:
             forward: function that returns the logits of a batch's wanted rows, [num_wanted, vocab].
-            cache: KV cache, whose last `MAX_STEP_ROWS` slots are padding's, also those of rings.
+            cache: KV cache, whose last `CHUNK_ROWS` slots are padding's, also those of rings.
             kernels: attention kernels, with one that can be captured.
             max_context: tokens of the longest sequence.
             capture: a `GraphCapture`, or a stand-in where there is no CUDA.
@@ -84,15 +143,22 @@ class StepGraphs:
         self._kernels = Kernels(kernels.captured, kernels.captured, kernels.captured)
         has_rings = cache.num_ring_slots > 0
         self._padding = (
-            cache.num_slots - MAX_STEP_ROWS,
-            cache.num_ring_slots - MAX_STEP_ROWS if has_rings else None,
+            cache.num_slots - CHUNK_ROWS,
+            cache.num_ring_slots - CHUNK_ROWS if has_rings else None,
         )
         self._max_context = max_context
         self._capture = capture
+        self._staging = Staging(device)
         self._agreed = agreed  # a graph holds all ranks' collectives, so all replay it or none does
         self._num_seen: dict[Bucket, int] = {}
         self._graphs: dict[Bucket, _Graph | None] = {}
         self._may_capture = True
+
+    def capture_common(self, max_sequences: int) -> None:
+        """Capture the graphs of steps that are likely to be asked for."""
+        for bucket in common_buckets(max_sequences):
+            if self._may_capture:
+                self._capture_bucket(bucket)
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Return the logits of the wanted rows, as `forward` does, [num_wanted, vocab]."""
@@ -126,31 +192,36 @@ class StepGraphs:
 
     def _build_graph(self, bucket: Bucket) -> _Graph | None:
         rows = example(bucket, *self._padding)
-        tables = KeyTables(self._max_context)
-        inputs = rows.pack().to(self._device)
-        batch = rows.batch(inputs, self._cache, self._kernels)
-        batch.rows.memo["key tables"] = tables
-        ring_tables = None
-        if batch.rows.rings is not None:
-            batch.rows.rings.memo["key tables"] = ring_tables = KeyTables(self._max_context)
+        packed = rows.pack().to(self._device)
         try:
-            with on_device_of(inputs):
-                replay = self._capture(lambda: self._forward(batch))
-                return _Graph(inputs, tables, ring_tables, replay)
+            with on_device_of(packed):
+                found = [KeyTables(is_example=True), KeyTables(is_example=True)]
+                # Every layer asks for its table.
+                self._forward(self._batch_with(rows, packed, found))
+                start = 2 * (len(packed) + len(rows.wanted))
+                space = TableSpace(found, bucket.sequences, start, self._max_context)
+                graph = _Graph(rows, space, self._device)
+                batch = self._batch_with(rows, graph.inputs, graph.tables)
+                graph.replay = self._capture(lambda: self._forward(batch))
+                return graph
         except Exception as cause:  # would stop all captures: a sync in the model, no memory
             logger.warning("no graph for steps of %s, nor others: %s", bucket, cause)
             return None
 
+    def _batch_with(
+        self, rows: RowLists, packed: torch.Tensor, tables: Sequence[KeyTables]
+    ) -> Batch:
+        """Return a batch whose layers find their work tables in those of the pages and rings."""
+        batch = rows.batch(packed, self._cache, self._kernels)
+        for part, own in zip((batch.rows, batch.rows.rings), tables, strict=False):
+            if part is not None:
+                part.memo["key tables"] = own
+        return batch
+
     def _fill(self, graph: _Graph, rows: RowLists, bucket: Bucket) -> torch.Tensor | None:
         """Copy a step's padded inputs to the graph's; return its wanted rows, None if too long."""
-        made, wanted = pad_rows(rows, bucket, *self._padding)
-        if not graph.tables.refill(made.segments):
-            return None
-        if graph.ring_tables is not None and not graph.ring_tables.refill(made.ring_segments):
-            return None
-        graph.inputs.copy_(made.pack())
-        there = torch.tensor(wanted, device=self._device)
-        if rows.drawn:  # each is a wanted row, and ids come first
+        there = graph.fill(*pad_rows(rows, bucket, *self._padding), self._staging)
+        if there is not None and rows.drawn:  # each is a wanted row, and ids come first
             graph.inputs[there] = torch.cat(rows.drawn)
         return there
 

@@ -68,7 +68,7 @@ def open_runner(
     runner_class = TiledRunner if config.deterministic else Runner
     runner = runner_class(loaded.model, cache, loaded.device, vocab_size, kernels, loaded.place)
     if len(set(layout.devices)) == 1:
-        runner.capture_steps(max_context, GraphCapture())
+        runner.capture_steps(max_context, GraphCapture(), config.max_leases)
     num_host_pages = config.host_cache_tokens // config.page_tokens
     host = make_host(layout, num_host_pages, config.page_tokens) if num_host_pages else None
     return runner, host

@@ -47,10 +47,12 @@ class Runner:
         self._kernels = kernels
         self._graphs: StepGraphs | None = None
 
-    def capture_steps(self, max_context: int, capture: Capture) -> None:
+    @torch.inference_mode()
+    def capture_steps(self, max_context: int, capture: Capture, max_sequences: int = 0) -> None:
         """Run steps as captured graphs, if the kernels allow it.
 
-        The last `MAX_STEP_ROWS` slots of the cache must be unused, for padding is stored there.
+        The common ones of up to `max_sequences` are captured now. The last `CHUNK_ROWS` slots of
+        the cache must be unused, for padding is stored there.
         """
         may_capture = self._kernels is not None and self._kernels.captured is not None
         if self._all(may_capture):
@@ -64,6 +66,7 @@ class Runner:
                 capture,
                 self._all,
             )
+            self._graphs.capture_common(max_sequences)
 
     def _all(self, claim: bool) -> bool:
         """Return whether every rank claims it; a model in one process has one."""

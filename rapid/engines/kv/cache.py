@@ -7,16 +7,18 @@ touches no page: the sequence stops counting them as computed.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import numpy as np
 import torch
 
 from rapid.engines.kv.fp8 import FP8, from_fp8, to_fp8
 from rapid.errors import RapidError
+
+BlockArray = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 
 class OutOfPages(RapidError):
@@ -130,8 +132,22 @@ def _require(condition: bool, what: str) -> None:
         raise AssertionError(f"KV ledger: {what}")
 
 
+def blocks_of(spans: Iterable[tuple[int, int]], position: int, size: int) -> BlockArray:
+    """Return the blocks of at most `size` tokens of spans whose first is at a position.
+
+    They are [blocks, 3], int32: first slot, position of the first token, and tokens.
+    """
+    parts = [np.zeros((0, 3), dtype=np.int32)]
+    for start, stop in spans:
+        slots = np.arange(start, stop, size, dtype=np.int32)
+        tokens = np.minimum(stop - slots, size)
+        parts.append(np.stack([slots, slots + (position - start), tokens], axis=1))
+        position += stop - start
+    return np.concatenate(parts)
+
+
 class PageTable:
-    """Map from the token positions of one sequence to slots of the KV tensors."""
+    """Map from the token positions of one sequence to slots of the KV tensors, which stays."""
 
     def __init__(self, runs: Iterable[PageRun], page_tokens: int) -> None:
         joined: list[PageRun] = []
@@ -142,19 +158,40 @@ class PageTable:
                 joined.append(run)
         self.runs = tuple(joined)  # in the sequence's order, adjacent ones joined
         self.num_tokens = sum(map(len, joined)) * page_tokens
-        self._page_tokens = page_tokens
+        self._spans = [(run.start * page_tokens, run.stop * page_tokens) for run in joined]
+        self._ends = [*accumulate(stop - start for start, stop in self._spans)]
+        self._blocks: dict[int, BlockArray] = {}  # all of them, by their size
 
     def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Return the slot ranges [a, b) of the tokens at positions [start, stop), in order."""
-        spans = []
-        offset = 0
-        for run in self.runs:
-            first, length = run.start * self._page_tokens, len(run) * self._page_tokens
-            low, high = max(start - offset, 0), min(stop - offset, length)
-            if low < high:
-                spans.append((first + low, first + high))
-            offset += length
+        stop = min(stop, self.num_tokens)
+        if start >= stop:
+            return []
+        first, last = bisect_right(self._ends, start), bisect_left(self._ends, stop)
+        spans = self._spans[first : last + 1]
+        spans[-1] = spans[-1][0], spans[-1][1] - self._ends[last] + stop
+        spans[0] = self._spans[first][1] - self._ends[first] + start, spans[0][1]
         return spans
+
+    def blocks(self, start: int, stop: int, size: int) -> BlockArray:
+        """Return the `blocks_of` the tokens at positions [start, stop).
+
+        Those of all tokens are made at the first call; later calls cut from them what they need.
+        """
+        if size not in self._blocks:
+            self._blocks[size] = blocks_of(self._spans, 0, size)
+        whole = self._blocks[size]
+        begun: BlockArray | None = None
+        if start and (run := bisect_right(self._ends, start)) < len(self._ends):
+            # In the run where they start, blocks begin elsewhere than those of the whole run.
+            end = min(stop, self._ends[run])
+            begun = blocks_of(self.spans(start, end), start, size)
+            start = end
+        first, last = whole[:, 1].searchsorted((start, stop))
+        rest = whole[first:last].copy()
+        if len(rest):
+            rest[-1, 2] = min(rest[-1, 2], stop - rest[-1, 1])
+        return rest if begun is None else np.concatenate([begun, rest])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from rapid.config import EngineConfig
@@ -15,6 +17,7 @@ from rapid.engines.kv.cache import PageRun, PageTable
 from rapid.engines.kv.rings import Ring
 from rapid.messages import Int32Array, as_prompt
 
+_MOST_TABLES = 256  # of sequences, kept from step to step: up to 32 KB each at 128K tokens
 BEAT_S = 0.5  # without anything to say, after which a rank says that it lives
 
 
@@ -83,17 +86,22 @@ class PackedFeed:
 
     def feed(self, page_tokens: int, device: torch.device) -> Feed:
         """Return the feed, with room for a token that is drawn."""
-        runs = [PageRun(int(start), int(stop)) for start, stop in self.pages.reshape(-1, 2)]
         return Feed(
             self.token_ids.tolist(),
             self.position,
-            PageTable(runs, page_tokens),
+            _table_of(self.pages.tobytes(), page_tokens),
             self.num_wanted,
             self.unseen,
             self.ring,
             self.scratch,
             torch.zeros(1, dtype=torch.int64, device=device) if self.is_drawn else None,
         )
+
+
+@functools.lru_cache(_MOST_TABLES)
+def _table_of(pages: bytes, page_tokens: int) -> PageTable:
+    pairs = np.frombuffer(pages, dtype=np.int32).reshape(-1, 2).tolist()
+    return PageTable([PageRun(start, stop) for start, stop in pairs], page_tokens)
 
 
 @dataclass(frozen=True, slots=True)

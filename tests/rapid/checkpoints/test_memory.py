@@ -129,6 +129,7 @@ class TestNeed:
 
     def test_the_plan_knows_what_checks_and_graphs_take(self):
         assert shapes.GRAPHS == cuda_graphs.MAX_SHAPES
+        assert shapes.CHUNK_ROWS == cuda_graphs.CHUNK_ROWS
         layout = KVLayout(1, 1, torch.float32, (torch.device("cpu"),))
         for make in (step_checks, chunk_checks):
             for page in (16, 256):

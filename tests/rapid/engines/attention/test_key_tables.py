@@ -1,13 +1,18 @@
-"""The work tables on the device: which sections they have, and when they can be refilled."""
+"""The work tables on the device: which sections they have, and their places."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
 import torch
 
 from rapid.engines.attention.kernel_inputs import RaggedRows
-from rapid.engines.attention.key_tables import KeyTables
+from rapid.engines.attention.key_tables import KeyTables, TableSpace
 from rapid.engines.attention.segments import Segment
 from rapid.engines.attention.shared_prefixes import MIN_SHARED_KEYS
+from rapid.engines.attention.work_items import BLOCK, ITEM, Sizes, work_table
 from rapid.engines.kv.cache import KVCache, KVLayout
 
 CPU = torch.device("cpu")
@@ -34,31 +39,42 @@ def test_only_batches_that_share_a_prefix_have_items_for_it() -> None:
     assert KeyTables().of(TOGETHER, CPU, 64)[1].shared_items == 0
 
 
-def test_a_table_of_a_graph_has_the_same_sections_for_every_batch() -> None:
-    tables = KeyTables(max_context=4096)
-    table, sizes = tables.of(ALONE, CPU, None)
-    assert tables.refill(TOGETHER.segments)
-    refilled, again = tables.of(TOGETHER, CPU, None)
-    assert refilled is table
-    assert again == sizes
-    made, _ = KeyTables(max_context=0).of(TOGETHER, CPU, None)
-    assert torch.equal(table[: len(made)], made)
+def space_of(rows: RaggedRows, windows: Sequence[int | None], max_context: int) -> TableSpace:
+    """Places for the tables of layers with these windows, behind 7 other numbers."""
+    example = KeyTables(is_example=True)
+    for window in windows:
+        example.of(rows, CPU, window)
+    return TableSpace([example], len(rows.segments), 7, max_context)
 
 
-def test_every_window_has_a_table_and_all_are_refilled() -> None:
-    tables = KeyTables(max_context=4096)
-    kept = {window: tables.of(ALONE, CPU, window)[0] for window in (None, 64)}
-    before = {window: table.clone() for window, table in kept.items()}
-    assert tables.refill(TOGETHER.segments)
-    for window, table in kept.items():
-        assert tables.of(TOGETHER, CPU, window)[0] is table
-        assert not torch.equal(table, before[window])
+def unpack(table: torch.Tensor, sizes: Sizes) -> list[object]:
+    """Whatever the kernels read of a table."""
+    items = table[: sizes.rows_at].reshape(-1, ITEM)
+    blocks = table[sizes.blocks_at :]
+    read = [blocks[BLOCK * a : BLOCK * (a + n)].tolist() for _, _, a, n, _ in items.tolist()]
+    return [items[:, [0, 1, 3, 4]].tolist(), table[sizes.rows_at : sizes.blocks_at].tolist(), read]
 
 
-def test_a_batch_of_too_many_blocks_leaves_all_tables_as_they_are() -> None:
-    tables = KeyTables(max_context=64)
-    table, _ = tables.of(ALONE, CPU, None)
-    before = table.clone()
+@pytest.mark.parametrize("windows", [[None], [64], [None, 64]], ids=str)
+def test_tables_of_other_batches_are_read_from_the_places_of_the_first(
+    windows: list[int | None],
+) -> None:
+    space = space_of(ALONE, windows, max_context=4096)
+    memory = np.zeros(space.num_ints, dtype=np.int32)
+    (tables,) = space.tables(torch.from_numpy(memory))
+    for rows in (TOGETHER, ALONE, TOGETHER):
+        assert space.fill(memory, [rows.segments]) is not None
+        for window in windows:
+            table, sizes = tables.of(rows, CPU, window)
+            made = torch.from_numpy(work_table(rows.segments, sizes, window))
+            assert unpack(table, sizes) == unpack(made, sizes)
+            assert not table.storage_offset() % 4
+    assert not memory[:7].any()
+
+
+def test_a_batch_of_too_many_blocks_has_no_place() -> None:
+    space = space_of(ALONE, [None], max_context=64)
     fragmented = [(3 * place, 3 * place + 1) for place in range(200)]
-    assert not tables.refill(batch(fragmented, fragmented).segments)
-    assert torch.equal(table, before)
+    memory = np.zeros(space.num_ints, dtype=np.int32)
+    assert space.fill(memory, [ALONE.segments]) is not None
+    assert space.fill(memory, [batch(fragmented, fragmented).segments]) is None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from unittest import mock
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from rapid.engines.attention.batch import Feed, rows_of
 from rapid.engines.attention.segments import Segment
 from rapid.engines.attention.work_items import (
     BLOCK,
@@ -17,9 +21,13 @@ from rapid.engines.attention.work_items import (
     Sizes,
     work_table,
 )
+from rapid.engines.forward.buckets import bucket_of, pad_rows
+from rapid.engines.kv import cache
+from rapid.engines.kv.cache import PageRun, PageTable
 
 PROCESSORS, KV_HEADS, HEAD_DIM = 132, 8, 128  # an H100, a layer of Llama-3.1-8B
 DOCUMENT = 131_072 - 64
+PAGE = 64
 
 
 @dataclass
@@ -172,3 +180,49 @@ def test_heads_that_are_few_here_because_ranks_share_them_get_more_items() -> No
         table = table_of(steps(DOCUMENT), kv_heads=kv_heads)
         programs = int((table.own[:, 3] > 0).sum()) * kv_heads
         assert 0.9 * 4 * PROCESSORS <= programs <= 4 * PROCESSORS + kv_heads
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_tables_cut_from_what_sequences_keep_are_those_made_anew(data: st.DataObject) -> None:
+    """While sequences of one document grow, are cut back, fork and are padded."""
+    draw = data.draw
+    document = draw(st.integers(1, 4))
+    tables, pages = [], 10 * document
+    for _ in range(draw(st.integers(1, 4))):
+        runs = [PageRun(10 * i, 10 * i + 8) for i in range(document)]
+        for _ in range(draw(st.integers(1, 5))):
+            runs.append(PageRun(pages, pages + draw(st.integers(1, 6))))
+            pages = runs[-1].stop + 1
+        tables.append(PageTable(runs, PAGE))
+    for _ in range(5):
+        feeds = []
+        for table in tables:
+            num_rows = draw(st.integers(1, 16))
+            position = draw(st.integers(0, table.num_tokens - num_rows))
+            cut = draw(st.sampled_from([(0, 0), (0, 0), (position // 3, position // 2)]))
+            feeds.append(Feed([0] * num_rows, position, table, 1, cut))
+        rows = rows_of(feeds)
+        if draw(st.booleans()):
+            bucket = bucket_of(rows.segments)
+            assert bucket is not None
+            rows, _ = pad_rows(rows, bucket, first_slot=10**6)
+        sizes = Sizes.of(len(rows.slots), len(rows.segments), KV_HEADS, PROCESSORS)
+        window = draw(st.sampled_from([None, None, 100]))
+        anew = [replace(one, paged=None) for one in rows.segments]
+        expected = work_table(anew, sizes, window)
+        assert np.array_equal(work_table(rows.segments, sizes, window), expected)
+
+
+def test_a_step_of_many_runs_asks_no_run_for_its_blocks() -> None:
+    """Of six sequences in 64 runs each, a step makes no array per run."""
+    tables = [PageTable([PageRun(200 * b + 3 * i, 200 * b + 3 * i + 2) for i in range(64)], 256)
+              for b in range(6)]  # fmt: skip
+    calls = []
+    with mock.patch.object(cache, "blocks_of", side_effect=cache.blocks_of) as made:
+        for position in range(20_000, 20_003):
+            rows = rows_of([Feed([0], position, table, 1) for table in tables])
+            sizes = Sizes.of(len(rows.slots), len(rows.segments), KV_HEADS, PROCESSORS)
+            work_table(rows.segments, sizes)
+            calls.append(made.call_count)
+    assert calls == [6, 6, 6]

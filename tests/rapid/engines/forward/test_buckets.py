@@ -9,7 +9,14 @@ import torch
 
 from rapid.engines.attention.batch import Feed, RowLists, rows_of
 from rapid.engines.attention.segments import MAX_STEP_ROWS, Segment
-from rapid.engines.forward.buckets import Bucket, bucket_of, example, pad_rows, padding_pages
+from rapid.engines.forward.buckets import (
+    Bucket,
+    bucket_of,
+    common_buckets,
+    example,
+    pad_rows,
+    padding_pages,
+)
 from rapid.engines.forward.cuda_graphs import MAX_SHAPES
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVCache, PageRun, PageTable
@@ -43,8 +50,30 @@ def test_a_step_falls_into_the_smallest_bucket(lengths: tuple[int, ...], bucket:
     assert bucket_of(segments(*lengths)) == bucket
 
 
-def test_a_prefill_chunk_falls_into_none() -> None:
-    assert bucket_of(segments(1, 17)) is None
+@pytest.mark.parametrize(
+    ("lengths", "bucket"),
+    [
+        ((1, 17), Bucket(2, 65, 64)),
+        ((64, 1, 1, 1, 1), Bucket(6, 69, 64)),
+        ((1, 40, 8), Bucket(3, 96, 64)),
+        ((17,), None),  # without a decoding sequence
+        ((1, 65), None),
+        ((1, 17, 17), None),
+    ],
+)
+def test_a_short_prefill_chunk_beside_others_has_buckets_of_its_own(
+    lengths: tuple[int, ...], bucket: Bucket | None
+) -> None:
+    assert bucket_of(segments(*lengths)) == bucket
+
+
+def test_common_buckets_are_those_of_plain_steps_and_of_whole_blocks() -> None:
+    found = common_buckets(3)
+    assert found == [
+        *(Bucket(1, 1, 1), Bucket(1, 16, 16), Bucket(2, 2, 1)),
+        *(Bucket(2, 32, 16), Bucket(3, 3, 1), Bucket(3, 48, 16)),
+    ]
+    assert len(common_buckets(1000)) < MAX_SHAPES / 2
 
 
 def test_all_steps_of_six_sequences_have_a_graph() -> None:
@@ -58,11 +87,16 @@ def test_all_steps_of_six_sequences_have_a_graph() -> None:
             assert count <= bucket.sequences
             assert sum(lengths) + bucket.sequences - count <= bucket.rows
             buckets.add(bucket)
+            if count < 6:
+                with_chunk = bucket_of(segments(64, *lengths))
+                assert with_chunk is not None
+                assert 64 + sum(lengths) + with_chunk.sequences - count - 1 <= with_chunk.rows
+                buckets.add(with_chunk)
     assert len(buckets) <= MAX_SHAPES
 
 
 def test_an_example_fills_its_bucket() -> None:
-    for bucket in (Bucket(1, 1, 1), Bucket(6, 36, 16), Bucket(4, 7, 4)):
+    for bucket in (Bucket(1, 1, 1), Bucket(6, 36, 16), Bucket(4, 7, 4), Bucket(3, 96, 64)):
         made = example(bucket, FIRST_SLOT)
         lengths = [segment.stop - segment.start for segment in made.segments]
         assert len(lengths) == bucket.sequences

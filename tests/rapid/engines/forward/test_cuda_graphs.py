@@ -9,15 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.engines.attention.batch import Batch, Feed, RowLists
-from rapid.engines.attention.kernel_inputs import Kernels
+from rapid.engines.attention.kernel_inputs import Attend, AttentionInputs, Kernels
+from rapid.engines.attention.key_tables import KeyTables
 from rapid.engines.attention.ragged import attend_by_runs
 from rapid.engines.attention.triton_kernel import BlockAttention
+from rapid.engines.attention.work_items import BLOCK, ITEM, ROW
 from rapid.engines.forward import cuda_graphs
 from rapid.engines.forward.buckets import Bucket, padding_pages
 from rapid.engines.forward.cuda_graphs import StepGraphs
@@ -32,9 +36,36 @@ from tests.rapid.tiny_families import family_checkpoint, family_model, reference
 from tests.rapid.tiny_models import VOCAB, engine_config, loaded, random_prompt, reference_logits
 
 CPU = torch.device("cpu")
-PROMPTS = [random_prompt(40, seed).tolist() for seed in (1, 2)]
-TABLES = [PageTable([PageRun(9, 12), PageRun(0, 8)], 4), PageTable([PageRun(20, 31)], 4)]
+PROMPTS = [random_prompt(80, seed).tolist() for seed in (1, 2)]
+PAGES = 64
+TABLES = [
+    PageTable([PageRun(9, 12), PageRun(0, 8), PageRun(40, 52)], 4),
+    PageTable([PageRun(20, 31), PageRun(52, 62)], 4),
+]
 Replay = Callable[[], torch.Tensor]
+
+
+def attend_by_table(inputs: AttentionInputs) -> torch.Tensor:
+    """Compute what `BlockAttention` does, which takes long in the interpreter, row by row."""
+    table, sizes = inputs.rows.once("key tables", KeyTables).of(inputs.rows, CPU, inputs.window)
+    items = table[: sizes.rows_at].reshape(-1, ITEM)
+    listed = table[sizes.rows_at : sizes.blocks_at].reshape(-1, ROW)
+    output = torch.zeros_like(inputs.query.transpose(1, 2))
+    group = inputs.query.shape[1] // inputs.keys.shape[0]
+    for row, position, own, num_own, shared, num_shared in listed.tolist():
+        slots: list[int] = []
+        for _, _, block, number, _ in items[
+            [*range(own, own + num_own), *range(shared, shared + num_shared)]
+        ].tolist():
+            blocks = table[sizes.blocks_at + BLOCK * block :][: BLOCK * number].reshape(-1, BLOCK)
+            for slot, first, count in blocks.tolist():
+                slots += range(slot, slot + min(count, max(0, position + 1 - first)))
+        keys, values = (
+            x[:, slots].repeat_interleave(group, 0) for x in (inputs.keys, inputs.values)
+        )
+        scores = torch.einsum("hd,hkd->hk", inputs.query[0, :, row], keys) * inputs.scale
+        output[0, row] = torch.einsum("hk,hkd->hd", scores.softmax(-1), values)
+    return output
 
 
 class Captures:
@@ -77,18 +108,19 @@ def feed_all(
     capture: cuda_graphs.Capture,
     steps: list[dict[int, int]],
     device: torch.device = CPU,
+    captured: Attend | None = None,
     *,
     is_drawn: bool = False,
 ) -> None:
     """Feed so many rows of each prompt in each step, from token 20 on, and check every logit."""
-    kernels = Kernels(attend_by_runs, attend_by_runs, BlockAttention())
+    kernels = Kernels(attend_by_runs, attend_by_runs, captured or BlockAttention())
     layout = replace(loaded().kv_layout, devices=(device,) * len(loaded().kv_layout.devices))
-    cache = KVCache(layout, 32 + padding_pages(4), page_tokens=4)
+    cache = KVCache(layout, PAGES + padding_pages(4), page_tokens=4)
     for tensor in itertools.chain(*cache.layers):
         tensor.zero_()  # a graph that is wrong reads what nobody wrote, and that must not overflow
     model = copy.deepcopy(loaded().model).to(device)
     runner = Runner(model, cache, device, loaded().vocab_size, kernels)
-    runner.capture_steps(64, capture)
+    runner.capture_steps(96, capture)
     positions = [20] * len(PROMPTS)
     runner.run([Feed(p[:20], 0, t, 0) for p, t in zip(PROMPTS, TABLES, strict=True)])
     expected = [reference_logits(prompt) for prompt in PROMPTS]
@@ -130,6 +162,29 @@ def test_steps_of_several_shapes_share_the_graph_of_their_bucket() -> None:
 
 
 @pytest.mark.usefixtures("_instant")
+def test_a_short_chunk_beside_a_step_is_replayed_as_well() -> None:
+    captures = Captures()
+    steps = [{0: 1, 1: 17}] * 3 + [{0: 18, 1: 1}, {0: 17, 1: 1}]
+    feed_all(captures, steps, captured=attend_by_table)
+    # two ordinary, the captured one, the tried one, one replayed
+    assert (captures.num_captured, captures.num_replayed) == (1, 1 + 1)
+
+
+def test_common_steps_are_captured_before_there_are_any() -> None:
+    captures = Captures()
+    kernels = Kernels(attend_by_runs, attend_by_runs, attend_by_table)
+    cache = KVCache(loaded().kv_layout, PAGES + padding_pages(4), page_tokens=4)
+    for tensor in itertools.chain(*cache.layers):
+        tensor.zero_()
+    runner = Runner(loaded().model, cache, CPU, loaded().vocab_size, kernels)
+    runner.capture_steps(64, captures, max_sequences=2)
+    assert captures.num_captured == 4
+    feeds = [Feed([5], 20, table, 1) for table in TABLES]
+    runner.run(feeds)
+    assert (captures.num_captured, captures.num_replayed) == (4, cuda_graphs.REPEATS)
+
+
+@pytest.mark.usefixtures("_instant")
 def test_a_graph_that_keeps_old_inputs_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     first: list[torch.Tensor] = []
 
@@ -156,7 +211,7 @@ def test_a_graph_that_stores_keys_in_old_places_ends_the_step(
     def forgets_the_slots(
         graphs: StepGraphs, graph: cuda_graphs._Graph, rows: RowLists, bucket: Bucket
     ) -> torch.Tensor | None:
-        slots = slice(2 * bucket.rows, 3 * bucket.rows)
+        slots = slice(2 * bucket.rows, 3 * bucket.rows)  # behind ids and positions
         before = graph.inputs[slots].clone()
         filled = fill(graphs, graph, rows, bucket)
         graph.inputs[slots] = before
@@ -203,7 +258,7 @@ def test_after_a_capture_that_failed_there_is_no_other() -> None:
         return torch.ones(len(batch.wanted), 3)
 
     kernels = Kernels(attend_by_runs, attend_by_runs, BlockAttention())
-    cache = KVCache(loaded().kv_layout, 36, page_tokens=4)
+    cache = KVCache(loaded().kv_layout, PAGES + padding_pages(4), page_tokens=4)
     graphs = StepGraphs(forward, cache, CPU, kernels, 64, fails)
     for rows in (1, 2):
         for _ in range(4):
@@ -353,3 +408,69 @@ def test_steps_of_a_model_with_rings_are_replayed_as_well() -> None:
         for got, want in zip(runner.run(feeds), expected, strict=True):
             torch.testing.assert_close(got[0], want[position], atol=1e-4, rtol=0)
     assert captures.num_replayed == 1 + 4
+
+
+class CopiesToDevice(TorchDispatchMode):
+    """Counts what writes to a tensor that was there before."""
+
+    num_copies = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        self.num_copies += func.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten._to_copy)
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.usefixtures("_instant")
+def test_a_replayed_step_sends_its_inputs_at_once() -> None:
+    """Rows, work tables and wanted rows; also of a model whose layers have two windows."""
+
+    def forward(batch: Batch) -> torch.Tensor:
+        for window in (None, 8):
+            batch.rows.once("key tables", KeyTables).of(batch.rows, CPU, window)
+        return torch.ones(len(batch.wanted), 3)
+
+    def capture(run: Replay) -> Replay:
+        output = run()
+        return lambda: output
+
+    kernels = Kernels(attend_by_runs, attend_by_runs, BlockAttention())
+    cache = KVCache(loaded().kv_layout, PAGES + padding_pages(4), page_tokens=4)
+    for tensor in itertools.chain(*cache.layers):
+        tensor.fill_(1.0)
+    graphs = StepGraphs(forward, cache, CPU, kernels, 64, capture)
+    counts = []
+    for position in range(20, 26):
+        feeds = [Feed([5], position, table, 1) for table in TABLES]
+        with CopiesToDevice() as counted:
+            graphs.run(feeds)
+        counts.append(counted.num_copies)
+    assert counts[-2:] == [1, 1]
+
+
+def test_memory_that_is_on_its_way_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    names = iter("abcd")
+
+    def record_event() -> SimpleNamespace:
+        name = next(names)
+        return SimpleNamespace(synchronize=lambda: done.append(name))
+
+    stream = SimpleNamespace(record_event=record_event)
+    monkeypatch.setattr(cuda_graphs.torch, "cuda", SimpleNamespace(current_stream=lambda _: stream))
+    staging, target = cuda_graphs.Staging(CPU), torch.zeros(3, dtype=torch.int32)
+    staging._is_pinned = True
+    monkeypatch.setattr(
+        cuda_graphs.torch, "empty", lambda size, dtype, **_: torch.zeros(size, dtype=dtype)
+    )
+    taken = []
+    for number in range(4):
+        taken.append(staging.take(4))
+        taken[-1][:] = number
+        assert done == ["a", "b"][: max(0, number - 1)]
+        staging.send(target)
+        assert target.tolist() == [number] * 3
+    assert taken[0] is not taken[1]
+    assert taken[1][0] == 3
+    assert taken[0][0] == 2

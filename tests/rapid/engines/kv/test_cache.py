@@ -73,6 +73,41 @@ def test_a_table_maps_positions_to_slots_over_its_runs() -> None:
     assert table.spans(8, 8) == []
 
 
+def runs_of(lengths: list[int]) -> list[PageRun]:
+    """Runs of so many pages, neither adjacent nor in the order of their slots."""
+    runs, start = [], 1
+    for length in lengths:
+        runs.append(PageRun(start, start + length))
+        start += length + 1
+    return runs[1::2] + runs[::2]
+
+
+def slots_of(table: PageTable) -> list[int]:
+    return [slot for run in table.runs for slot in range(run.start * 4, run.stop * 4)]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(1, 9), max_size=6), st.data())
+def test_spans_and_blocks_are_those_of_the_tokens_at_their_positions(
+    lengths: list[int], data: st.DataObject
+) -> None:
+    table = PageTable(runs_of(lengths), page_tokens=4)
+    slots = slots_of(table)
+    for _ in range(4):  # one table, from which all calls cut what they need
+        stop = data.draw(st.integers(0, len(slots)))
+        start = data.draw(st.integers(0, stop))
+        spans = table.spans(start, stop)
+        assert [slot for span in spans for slot in range(*span)] == slots[start:stop]
+        size = data.draw(st.sampled_from([3, 16]))
+        position, expected = start, []
+        for first, end in spans:
+            for slot in range(first, end, size):
+                num_tokens = min(size, end - slot)
+                expected.append([slot, position, num_tokens])
+                position += num_tokens
+        assert table.blocks(start, stop, size).tolist() == expected
+
+
 def test_copy_moves_slots_across_runs() -> None:
     layout = KVLayout(2, 4, torch.float32, (torch.device("cpu"),) * 3)
     cache = KVCache(layout, num_pages=8, page_tokens=4)
