@@ -26,8 +26,9 @@ logger = logging.getLogger(__name__)
 
 # Of numbers of size 1, by torch and by kernels; a number of fp8 may be rounded to its neighbour.
 _NEAR = 1 / 8
-_OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
-_OF_MLP = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
+# Projections that are one product; a checkpoint's own fused ones stand in place of their parts.
+_OF_ATTENTION = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",), ("o_proj",))
+_OF_MLP = (("gate_proj", "up_proj"), ("gate_up_proj",), ("down_proj",))
 
 Experts = Callable[[torch.Tensor], torch.Tensor]  # a mixture of experts, over rows [rows, hidden]
 
@@ -68,17 +69,17 @@ def decoder_of(model: Any, place: RankPart | None = None) -> Decoder | None:
     modules = list(model.model.modules())
     kinds = (torch.nn.Linear, QuantizedLinear)
     projections = [module for module in modules if isinstance(module, kinds)]
-    known = [each for layer in model.model.layers for each in _projections(layer)]
+    fused = [each for layer in model.model.layers for each in _projections(layer)]
     is_plain = (
-        len({type(projection) for projection in known}) == 1
-        and type(known[0]) in kinds
-        and len(projections) == len(known)
+        all(len({*map(type, each)}) == 1 and type(each[0]) in kinds for each in fused)
+        and len(projections) == sum(map(len, fused))
         and not any(hasattr(module, "_hf_hook") for module in modules)
         and getattr(model.config, "quantization_config", None) is None
         and all(
             getattr(layer.mlp, name).bias is None
             for layer in model.model.layers
-            for name in _OF_MLP
+            for names in _OF_MLP
+            for name in names
             if hasattr(layer.mlp, name)
         )
     )
@@ -102,10 +103,15 @@ def layer_kernels_of(plain: LayerOperations, *model: Any) -> LayerOperations | N
     return None
 
 
-def _projections(layer: Any) -> list[torch.nn.Module]:
-    """Return the projections that a decoder computes; of experts there are none."""
-    names = (_OF_ATTENTION, layer.self_attn), (_OF_MLP, layer.mlp)
-    return [getattr(of, name) for each, of in names for name in each if hasattr(of, name)]
+def _projections(layer: Any) -> list[list[torch.nn.Module]]:
+    """Return the projections that a decoder computes, by product; of experts there are none."""
+    products = (_OF_ATTENTION, layer.self_attn), (_OF_MLP, layer.mlp)
+    return [
+        [getattr(of, name) for name in names]
+        for each, of in products
+        for names in each
+        if hasattr(of, names[0])
+    ]
 
 
 class Decoder:
