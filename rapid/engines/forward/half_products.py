@@ -1,9 +1,10 @@
 """Products on a CPU of rows in float32 with weights in float16, as FBGEMM packs them.
 
 The numbers of a GGUF file have a few bits and the scale of their group; float16 is within 2**-12 of
-each. It is half of what float32 has to read, FBGEMM computes in float32, and many rows take no
-longer. torch's packed product in four bits reads less, but it rounds rows and results to bfloat16,
-and takes twice as long from five rows on (`benchmarks/results/beside_llama_cpp.md`).
+each, and FBGEMM computes in float32. torch's packed product in four bits reads less, but it rounds
+rows and results to bfloat16, and is slower: the products of SmolLM2-135M with 1, 5, 16 and 512 rows
+took 45, 103, 148 and 1,700 ms of one thread in float32 (AVX2), 25, 30, 72 and 1,660 in float16, and
+27, 59, 154 and 3,400 in four bits.
 """
 
 from __future__ import annotations
