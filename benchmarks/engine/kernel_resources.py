@@ -34,21 +34,23 @@ from rapid.engines.attention.triton_kernel import (
 )
 from rapid.engines.attention.work_items import TILES, tiling_of
 from rapid.engines.forward import layer_kernels
-from rapid.speculation.fast import row_kernels
+from rapid.speculation.fast import race_kernels, row_kernels
 
 CAPABILITIES = (80, 90)
 # Shared memory of a program, from the CUDA manual.
 SHARED_BYTES = {80: 163 * 2**10, 89: 99 * 2**10, 90: 227 * 2**10}
 SHARED_BYTES |= {100: 227 * 2**10, 120: 99 * 2**10}
 DRAWING = (
-    "read_rows", "settle_blocks", "fuse_rows", "cut_rows", "race_rows", "choose_tokens",
+    "read_rows", "settle_blocks", "fuse_rows", "cut_rows", "race_candidates", "race_rows",
+    "choose_tokens",
 )  # fmt: skip
 # A vocabulary of 131,072 tokens and proposals of 64.
-DRAWING_CONSTANTS = {"BLOCK": row_kernels.BLOCK, "WIDTH": 128, "M": 64, "SIZE": 1024}
+DRAWING_CONSTANTS = {"BLOCK": row_kernels.BLOCK, "WIDTH": 128, "M": 64, "SIZE": 1024, "WORDS": 7}
 DRAWING_POINTERS = {"logits": "*fp32"} | dict.fromkeys(
-    ("integers", "starts", "ids", "order"), "*i64"
+    ("integers", "starts", "ids", "order", "settings", "tokens"), "*i64"
 ) | dict.fromkeys(
-    ("numbers", "probs", "partial", "readings", "draft", "weights", "decided", "borders", "best"),
+    ("numbers", "probs", "partial", "readings", "draft", "weights", "decided", "borders", "best",
+     "candidates"),
     "*fp64",
 )  # fmt: skip
 FP8 = "fp8e4nv"  # Triton's name of e4m3
@@ -116,7 +118,8 @@ def resources(
 def drawing_resources(capability: int, name: str) -> dict[str, Any]:
     """Compile a kernel that draws tokens and return what the compiler says about it."""
     given = DRAWING_CONSTANTS | {"FILTERED": True}
-    return small_resources(capability, getattr(row_kernels, name), given, DRAWING_POINTERS, "i32")
+    kernel = getattr(race_kernels if name == "race_candidates" else row_kernels, name)
+    return small_resources(capability, kernel, given, DRAWING_POINTERS, "i32")
 
 
 def layer_resources(capability: int) -> list[dict[str, Any]]:

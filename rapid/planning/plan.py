@@ -105,10 +105,10 @@ class Losses:
     layer_sequence_s: float = 0.0  # where attention is called once for each sequence: on a CPU
     fp8_layer_s: float = 2e-6  # the kernel that `quantization: fp8` adds to it
     # Launches that `tests/rapid/speculation/fast/test_step_counts.py` counts, and a transfer each
-    # way: of a sampled plain step, a witnessed block, and a drafted token with its way to the host.
+    # way: of a sampled plain step, a witnessed block, and a drafted token, which is not read alone.
     sampling_s: float = 11 * _LAUNCH_S + 2 * _TRANSFER_S
     judging_s: float = 12 * _LAUNCH_S + 2 * _TRANSFER_S
-    drafting_s: float = 16 * _LAUNCH_S + 2 * _TRANSFER_S + 2.5e-4
+    drafting_s: float = 12 * _LAUNCH_S + _TRANSFER_S
     reduce_s: float = 14e-6  # of a small sum over GPUs of one machine: NCCL over NVLink
     network_reduce_s: float = 30e-6  # the same of several machines: InfiniBand
     # Ray's calls of a round: 3.1 ms on two busy cores (docs/performance.md); fewer on a server.
@@ -157,6 +157,8 @@ class Replica:
     # Tokens of a sequence's retrieved text, which a target weighs beside its own as it verifies
     # (``transfer: adaptive``); 0 where it does not.
     witness: int = 0
+    # How a checkpoint that is published quantized stores the layers' matrices, `layer_bits` each.
+    stored: packed_bits.StoredBits | None = None
 
     @property
     def num_at_once(self) -> int:
@@ -181,6 +183,8 @@ class Replica:
     @property
     def _all_bits(self) -> tuple[float, float]:
         """Bits of a weight in the layers' matrices, with its share of scales, and elsewhere."""
+        if self.stored is not None:
+            return packed_bits.layer_bits_of(self._part, self.stored), self.other_bits
         bits = packed_bits.layer_bits(self._part) if self._is_int4 else self.layer_bits
         return bits, self.other_bits
 

@@ -101,20 +101,25 @@ class ModelShape(Frozen):
 
     def find_undivided(self, size: int) -> str | None:
         """Return what cannot be divided into `size` parts, such as ``8 key and value heads``."""
-        counts = {
-            "attention heads": self.heads,
-            "key and value heads": self.kv_heads,
-            "columns of the MLP": self.intermediate,
+        heads, kv_heads, columns = self.heads, self.kv_heads, self.expert_intermediate
+        rests = {
+            f"{heads} attention heads": heads % size,
+            # Where there are more parts than heads, several parts have the same one.
+            f"{kv_heads} key and value heads": max(kv_heads, size) % min(kv_heads, size),
+            f"{self.intermediate} columns of the MLP": self.intermediate % size,
+            # Products of experts read rows of multiples of 16 bytes.
+            f"{columns} columns of each expert": columns % (8 * size),
         }
-        return next((f"{n} {name}" for name, n in counts.items() if n % size), None)
+        return next((what for what, rest in rests.items() if rest), None)
 
     def part_of(self, size: int) -> Self:
-        """Return the shape of one of `size` parts, as tensor parallelism splits a dense model."""
+        """Return the shape of one of `size` parts, as tensor parallelism splits a model."""
         return self.model_copy(
             update={
                 "heads": self.heads // size,
-                "kv_heads": self.kv_heads // size,
+                "kv_heads": max(self.kv_heads // size, 1),
                 "intermediate": self.intermediate // size,
+                "expert_intermediate": self.expert_intermediate // size,
                 "vocabulary": -(-self.vocabulary // size),
             }
         )

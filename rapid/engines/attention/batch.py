@@ -28,6 +28,9 @@ class Feed:
     # Slot for the rows' keys and values, where their pages hold them already and only those of the
     # ring are missing.
     scratch: int | None = None
+    # The token of the only row, int64 [1] on the device, in place of `token_ids`, which stand in
+    # for it. Of the feeds of a forward either all have one or none does.
+    drawn: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class RowLists:
     ring_slots: list[int] = field(default_factory=list)
     # As `segments`, in layers that have rings.
     ring_segments: list[Segment] = field(default_factory=list)
+    drawn: list[torch.Tensor] = field(default_factory=list)  # the rows' tokens, on the device
 
     def list_all(self) -> list[int]:
         """Return ids, positions, slots and wanted rows side by side, to be copied at once."""
@@ -69,6 +73,8 @@ class RowLists:
         ids, positions, slots, *more = torch.split(
             packed, [num_rows] * 3 + [num_rows] * bool(self.ring_slots) + [len(self.wanted)]
         )
+        if self.drawn:
+            ids = torch.cat(self.drawn)
         rows = RaggedRows(cache, self.segments, slots, kernels)
         if self.ring_slots:
             rows.rings = RaggedRows(cache, self.ring_segments, more[0], kernels)
@@ -93,6 +99,8 @@ def rows_of(feeds: Sequence[Feed]) -> RowLists:
         first, position = len(made.input_ids), feed.position
         stop = position + len(feed.token_ids)
         made.input_ids.extend(feed.token_ids)
+        if feed.drawn is not None:
+            made.drawn.append(feed.drawn)
         made.positions.extend(range(position, stop))
         made.slots.extend(slots_of(feed.table, position, stop, feed.scratch))
         end = len(made.input_ids)

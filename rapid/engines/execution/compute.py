@@ -9,10 +9,12 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 
 from rapid.config import EngineConfig
+from rapid.engines.execution.draft_chain import Answers, ComputedForward, count_forwards, run_chain
 from rapid.engines.execution.failures import is_of_the_device
 from rapid.engines.execution.scheduling import Scheduled
 from rapid.engines.execution.state import EngineState
@@ -25,6 +27,9 @@ from rapid.speculation.fast.step import answer_questions
 from rapid.speculation.questions import Answer, Question
 
 logger = logging.getLogger(__name__)
+
+Computed: TypeAlias = list[tuple[Work, torch.Tensor]]
+"""Work with the wanted logits of its rows [num_wanted, vocab]."""
 
 _COUNTING_THREADS = threading.Lock()
 _MOST_FAILED = 5  # steps in a row; a request that no engine can compute is given up after three
@@ -113,19 +118,53 @@ class ComputeThread:
         works = list(dict.fromkeys(work for work, _ in scheduled))
         began = time.perf_counter()
         try:
-            logits = self._run(scheduled)
+            forwards = self._compute(scheduled)
         except Exception as error:
             self._fail(works, error)
             return True
-        self._postprocess(scheduled, logits)
+        self._use(forwards)
         taken_s = self._now() - began
-        self._state.scheduler.observe(taken_s, scheduled)
+        for forward in forwards:
+            self._state.scheduler.observe(taken_s / len(forwards), forward.scheduled)
         for work in works:
             if work.times is not None:
-                work.times.num_steps += 1
+                work.times.num_steps += sum(work in forward.works for forward in forwards)
                 work.times.computed_s += taken_s
         self._publish(works)
         return True
+
+    def _compute(self, scheduled: Scheduled) -> list[ComputedForward]:
+        """Run one forward, or several that draft without the host between them."""
+        most = count_forwards(scheduled)
+        if most == 1 or not self._is_quiet():
+            return [ComputedForward(scheduled, self._run(scheduled))]
+        self.limit_s = min(most * self.limit_s, _UNKNOWN_LIMIT_S)
+        return run_chain(scheduled, most, self._run, lambda: not self._is_quiet())
+
+    def _is_quiet(self) -> bool:
+        with self._state.guard:
+            return self._state.is_quiet()
+
+    def _use(self, forwards: list[ComputedForward]) -> None:
+        """Use what forwards that followed each other have drawn, as if each were a step."""
+        going = forwards[0].works
+        for number, forward in enumerate(forwards):
+            left = [
+                (work, rows)
+                for (work, _), rows in zip(forward.scheduled, forward.logits, strict=True)
+                if work in going
+            ]
+            if number:
+                for work, _ in left:
+                    work.feeds(1)  # the row was computed already; it is counted now
+            self._postprocess(left, forward.answers)
+            going = {
+                work
+                for work, _ in left
+                if self._state.is_wanted(work) and not work.is_done and forward.is_fed_right(work)
+            }
+            if not going:
+                return
 
     def _schedule(self) -> Scheduled:
         """Begin the work that has arrived and select the rows of the next forward."""
@@ -205,12 +244,12 @@ class ComputeThread:
         else:
             self._state.scheduler.add(work)
 
-    def _postprocess(self, scheduled: Scheduled, logits: list[torch.Tensor]) -> None:
-        """Hand each work that was not dropped its logits and what is drawn from them."""
+    def _postprocess(self, computed: Computed, known: Answers | None) -> None:
+        """Hand each work that was not dropped its logits, and what is or was drawn from them."""
         causes: dict[Work, Exception] = {}
         asking: list[Work] = []
         questions: list[Question] = []
-        for (work, _), rows in zip(scheduled, logits, strict=True):
+        for work, rows in computed:
             if work in causes or not self._state.is_wanted(work):
                 continue  # dropped or released during the forward
             try:
@@ -222,7 +261,7 @@ class ComputeThread:
             if question is not None:
                 asking.append(work)
                 questions.append(question)
-        answers = self._answers(questions)
+        answers = [known[work] for work in asking] if known else self._answers(questions)
         self._state.scheduler.count_drawn(answers)
         for work, answer in zip(asking, answers, strict=True):
             try:
@@ -232,7 +271,7 @@ class ComputeThread:
             except Exception as error:
                 self._end([work], error)
                 causes[work] = error
-        if any(work not in causes for work, _ in scheduled):  # else all fail on their own
+        if any(work not in causes for work, _ in computed):  # else all fail on their own
             self._num_failed = 0
         else:
             self._count(next(iter(causes.values())))

@@ -118,6 +118,12 @@ class EngineState:
         """Return whether the compute thread has calls to begin or pages to copy."""
         return self.ledger.prefixes.is_due or any(map(self._may_begin, self._inbox))
 
+    def is_quiet(self) -> bool:
+        """Return whether nothing but the selected work is to be done, nor will be by itself."""
+        prefixes = self.ledger.prefixes
+        others = self.is_closed or self.is_due() or self.scheduler.waiting()
+        return not (others or prefixes.is_copying or prefixes.is_reading)
+
     def arrivals(self) -> list[Work]:
         """Return the calls that were handed in since the last time and may begin."""
         arrived = [work for work in self._inbox if self._may_begin(work)]

@@ -220,7 +220,10 @@ class StepGraphs:
 
     def _fill(self, graph: _Graph, rows: RowLists, bucket: Bucket) -> torch.Tensor | None:
         """Copy a step's padded inputs to the graph's; return its wanted rows, None if too long."""
-        return graph.fill(*pad_rows(rows, bucket, *self._padding), self._staging)
+        there = graph.fill(*pad_rows(rows, bucket, *self._padding), self._staging)
+        if there is not None and rows.drawn:  # each is a wanted row, and ids come first
+            graph.inputs[there] = torch.cat(rows.drawn)
+        return there
 
     def _try(
         self, graph: _Graph, wanted: torch.Tensor, batch: Batch, bucket: Bucket

@@ -56,6 +56,14 @@ class Group:
         by_row = parts.view(self.size, num_rows, num_columns).transpose(0, 1)
         return by_row.reshape(num_rows, self.size * num_columns)
 
+    def share_first(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Replace a tensor by that of the first rank, and return it."""
+        self._num_launched += 1
+        options = distributed.BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        self._backend.broadcast([tensor], options).wait()
+        return tensor
+
     def all(self, claim: bool) -> bool:
         """Return whether every rank claims it, such as that a graph is correct and faster.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -77,11 +78,20 @@ class Runner:
 
         They are float32 and cut to the shared vocabulary [num_wanted, vocab].
         """
+        feeds = self._share_drawn(feeds)
         if self._graphs is None:
             logits = self._forward(assemble(feeds, self.cache, self.device, self._kernels))
         else:
             logits = self._graphs.run(feeds)
         return list(torch.split(logits.float(), [feed.num_wanted for feed in feeds]))
+
+    def _share_drawn(self, feeds: Sequence[Feed]) -> Sequence[Feed]:
+        """Return feeds with the first rank's drawn tokens, if they have any: it alone draws."""
+        drawn = [feed.drawn for feed in feeds if feed.drawn is not None]
+        if self._group is None or not drawn:
+            return feeds
+        tokens = torch.split(self._group.share_first(torch.cat(drawn)), 1)
+        return [replace(feed, drawn=token) for feed, token in zip(feeds, tokens, strict=True)]
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
         """Have a function called, on any thread, with what happened when ranks are lost."""

@@ -22,7 +22,7 @@ from rapid.errors import ConfigurationError
 if TYPE_CHECKING:
     from rapid.engines.forward.group import Group
 
-_BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+_BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "qkv_proj", "gate_up_proj")
 _BY_COLUMNS = ("o_proj", "down_proj")
 _BY_VOCABULARY = ("embed_tokens", "lm_head")
 _INDEX = "model.safetensors.index.json"
@@ -30,7 +30,10 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Which part of a model a process holds: `rank` of `size`."""
+    """Which part of a model a process holds: `rank` of `size`.
+
+    Where there are more processes than key and value heads, several hold the same ones.
+    """
 
     rank: int
     size: int
@@ -40,8 +43,10 @@ class Shard:
         own = copy.deepcopy(model_config)
         own.head_dim = head_dim
         own.num_attention_heads //= self.size
-        own.num_key_value_heads //= self.size
+        own.num_key_value_heads = max(own.num_key_value_heads // self.size, 1)
         own.intermediate_size //= self.size
+        if hasattr(own, "moe_intermediate_size"):
+            own.moe_intermediate_size //= self.size
         own.vocab_size = self.num_ids(model_config.vocab_size)
         own.pad_token_id = None  # may lie in another part
         return own
@@ -50,17 +55,19 @@ class Shard:
         """Return the rows of the vocabulary that each part has; the last one's may be padding."""
         return -(-vocab_size // self.size)
 
-    def part(self, name: str, tensor: Any) -> torch.Tensor:
+    def part(self, name: str, tensor: Any, model_config: Any) -> torch.Tensor:
         """Return this rank's part of a weight by its name in the checkpoint.
 
-        `tensor` may be a slice of a safetensors file, of which only this part is read.
+        `tensor` may be a slice of a safetensors file, of which only this part is read, and
+        `model_config` is transformers' configuration of the whole model.
         """
         module, kind = name.split(".")[-2:]
         shape = _shape(tensor)
         if module in _BY_VOCABULARY:
             return self._pad(tensor, shape[0])
         if module in _BY_ROWS:
-            return _whole(tensor[self._range(shape[0])])
+            rows = [tensor[each] for each in self._rows(module, shape[0], model_config)]
+            return _whole(rows[0] if len(rows) == 1 else torch.cat(rows))
         if module in _BY_COLUMNS and kind == "weight":
             return _whole(tensor[:, self._range(shape[1])])
         whole = _whole(tensor[:])
@@ -68,9 +75,37 @@ class Shard:
             return torch.zeros_like(whole)
         return whole
 
-    def _range(self, length: int) -> slice:
-        share = length // self.size
-        return slice(self.rank * share, (self.rank + 1) * share)
+    def block(
+        self, module: str, num_out: int, num_in: int, model_config: Any
+    ) -> tuple[list[slice], slice]:
+        """Return the rows and columns that this rank has of a projection's weight [out, in]."""
+        kind = module.rpartition(".")[2]
+        rows = self._rows(kind, num_out, model_config) if kind in _BY_ROWS else [slice(0, num_out)]
+        return rows, self._range(num_in) if kind in _BY_COLUMNS else slice(0, num_in)
+
+    def _rows(self, module: str, length: int, model_config: Any) -> list[slice]:
+        """Return this rank's rows of a projection, which may be several that are stored as one."""
+        heads, kv_heads = model_config.num_attention_heads, model_config.num_key_value_heads
+        copies = max(self.size // kv_heads, 1)  # processes that hold the same KV heads
+        if module in ("k_proj", "v_proj"):
+            return [self._range(length, copies=copies)]
+        if module == "qkv_proj":
+            head_dim = length // (heads + 2 * kv_heads)
+            keys, values = heads * head_dim, (heads + kv_heads) * head_dim
+            return [
+                self._range(keys),
+                self._range(values - keys, keys, copies),
+                self._range(length - values, values, copies),
+            ]
+        if module == "gate_up_proj":
+            return [self._range(length // 2), self._range(length // 2, length // 2)]
+        return [self._range(length)]
+
+    def _range(self, length: int, first: int = 0, copies: int = 1) -> slice:
+        """Return this rank's share of `length` rows from `first` on, which `copies` ranks have."""
+        share = length * copies // self.size
+        start = first + self.rank // copies * share
+        return slice(start, start + share)
 
     def _pad(self, table: Any, vocab_size: int) -> torch.Tensor:
         share = self.num_ids(vocab_size)
@@ -88,21 +123,31 @@ class RankPart:
     group: Group
 
 
-def read_shard(source: str, shard: Shard, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Read one rank's part of a checkpoint's safetensors files, by transformers' names."""
+def read_shard(
+    source: str, shard: Shard, dtype: torch.dtype, model_config: Any
+) -> dict[str, torch.Tensor]:
+    """Read one rank's part of a checkpoint's safetensors files, by transformers' names.
+
+    `model_config` is that of the whole model, as in `Shard.part`.
+    """
     from safetensors import safe_open
 
     weights = {}
     for path in weight_files(source):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  it is no mapping
-                weights[name] = shard.part(name, file.get_slice(name)).to(dtype)
+                part = shard.part(name, file.get_slice(name), model_config)
+                weights[name] = part.to(dtype)
     return weights
 
 
-def shard_weights(weights: Mapping[str, torch.Tensor], shard: Shard) -> dict[str, torch.Tensor]:
-    """Return one rank's part of weights that are in memory."""
-    return {name: shard.part(name, tensor).clone() for name, tensor in weights.items()}
+def shard_weights(
+    weights: Mapping[str, torch.Tensor], shard: Shard, model_config: Any
+) -> dict[str, torch.Tensor]:
+    """Return one rank's part of weights that are in memory; see `read_shard`."""
+    return {
+        name: shard.part(name, tensor, model_config).clone() for name, tensor in weights.items()
+    }
 
 
 def weight_files(source: str) -> list[Path]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from typing_extensions import override
@@ -65,7 +66,7 @@ class TiledRunner(Runner):
     @torch.inference_mode()
     def run(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
         """Compute the feeds as `Runner.run` does, but one after the other."""
-        return [self._run_alone(feed) for feed in feeds]
+        return [self._run_alone(_read_drawn(feed)) for feed in self._share_drawn(feeds)]
 
     def _run_alone(self, feed: Feed) -> torch.Tensor:
         """Return the wanted logits of one sequence's rows, float32 [num_wanted, vocab]."""
@@ -162,3 +163,10 @@ def attend_in_tile(inputs: AttentionInputs, kernel: PartialKernel) -> torch.Tens
     output, _ = merge(parts)
     by_head = output.to(query.dtype).reshape(1, num_heads, num_rows, head_dim)
     return by_head.transpose(1, 2)
+
+
+def _read_drawn(feed: Feed) -> Feed:
+    """Return a feed whose token is known here: waiting for it is little beside such a forward."""
+    if feed.drawn is None:
+        return feed
+    return replace(feed, token_ids=feed.drawn.tolist(), drawn=None)

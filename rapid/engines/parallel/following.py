@@ -159,7 +159,8 @@ class Follower:
                     opened.host.wait()
             case Forward(engine, feeds):
                 opened = self._open[engine]
-                opened.runner.run([feed.feed(opened.config.page_tokens) for feed in feeds])
+                runner, page_tokens = opened.runner, opened.config.page_tokens
+                runner.run([feed.feed(page_tokens, runner.device) for feed in feeds])
             case CopySlots(engine, sources, destinations, of_rings):
                 cache = self._open[engine].runner.cache
                 cache.copy(sources, destinations, of_rings=of_rings)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from rapid.config import EngineConfig
 from rapid.engines.attention.batch import Feed
@@ -66,6 +67,7 @@ class PackedFeed:
     unseen: tuple[int, int]
     ring: Ring | None
     scratch: int | None
+    is_drawn: bool  # whether its token is on the first rank's device, which shares it
 
     @classmethod
     def of(cls, feed: Feed) -> PackedFeed:
@@ -79,10 +81,11 @@ class PackedFeed:
             feed.unseen,
             feed.ring,
             feed.scratch,
+            feed.drawn is not None,
         )
 
-    def feed(self, page_tokens: int) -> Feed:
-        """Return the feed."""
+    def feed(self, page_tokens: int, device: torch.device) -> Feed:
+        """Return the feed, with room for a token that is drawn."""
         return Feed(
             self.token_ids.tolist(),
             self.position,
@@ -91,6 +94,7 @@ class PackedFeed:
             self.unseen,
             self.ring,
             self.scratch,
+            torch.zeros(1, dtype=torch.int64, device=device) if self.is_drawn else None,
         )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Set
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 import torch
 from typing_extensions import override
 
+from rapid.engines.attention.batch import Feed
 from rapid.engines.kv.lease import Lease
 from rapid.engines.kv.sequences import Proposal
 from rapid.engines.work.base import SequenceWork
@@ -22,23 +24,47 @@ from rapid.speculation.questions import Answer, Decoded, Proposed, ToDecode, ToP
 class Drafting(SequenceWork):
     """Work that samples token by token, each from exactly the proposal that is sent with it."""
 
-    def __init__(self, lease: Lease, choice: int, eos_ids: Set[int]) -> None:
+    def __init__(self, lease: Lease, choice: int, num_tokens: int, eos_ids: Set[int]) -> None:
+        """Draft until there are `num_tokens`."""
         super().__init__(lease, choice)
+        self._num_tokens = num_tokens
         self._eos_ids = eos_ids
+
+    @property
+    def num_left(self) -> int:
+        """Number of tokens yet to draft, if no token ends the block before."""
+        return self._num_tokens - len(self._list_drafted())
+
+    @property
+    def is_fed_on_device(self) -> bool:
+        """Whether its next forwards may run before their tokens are known here."""
+        # Constraints follow the tokens on the host, and `paper` ends many blocks early.
+        rule = self.lease.request.terms.speculation.rule
+        return self.sequence.shaping is None and rule == "exact"
+
+    def ends_with(self, token: int) -> bool:
+        """Return whether nothing is drafted after a token."""
+        return token in self._eos_ids
+
+    def follow(self, feed: Feed, token: torch.Tensor) -> Feed:
+        """Return the row after a feed, whose token [1] is on the device."""
+        position = feed.position + len(feed.token_ids)
+        return replace(feed, token_ids=(0,), position=position, drawn=token)
+
+    def ask_after(self, num_more: int, logits: torch.Tensor) -> ToPropose:
+        """Ask for the token after `num_more` that are drawn but not known here yet."""
+        num_drafted = len(self._list_drafted()) + num_more
+        return ToPropose(logits[0], self._draw_after(num_drafted))
 
     @override
     def _ask(self, logits: torch.Tensor) -> ToPropose:
-        return self._after(len(self.sequence.draft_ids), logits)
+        return self.ask_after(0, logits)
 
     @override
     def use(self, answer: Answer) -> None:
         drafted = cast(Proposed, answer)
         self.sequence.draft_ids.append(drafted.token)
         self.sequence.proposals.append((drafted.candidate_ids, drafted.candidate_probs))
-
-    def _after(self, num_drafted: int, logits: torch.Tensor) -> ToPropose:
-        """Ask for the token after `num_drafted` drafted ones."""
-        return ToPropose(logits[0], self._draw_after(num_drafted))
 
     def _within_room(self, num_tokens: int) -> int:
         """Return `num_tokens`, cut to what the lease has room to draft; raise OutOfStep if none."""
@@ -70,9 +96,9 @@ class Draft(Drafting):
         num_tokens: int,
         eos_ids: Set[int],
     ) -> None:
-        super().__init__(lease, choice, eos_ids)
+        super().__init__(lease, choice, num_tokens, eos_ids)
         self._verdict = verdict
-        self._num_asked = self._num_tokens = num_tokens
+        self._num_asked = num_tokens
         self._arrived = time.perf_counter()
         self.is_hit: bool | None = None  # whether tokens drafted ahead were right; None without any
 
@@ -128,8 +154,7 @@ class DraftAhead(Drafting):
 
     def __init__(self, lease: Lease, choice: int, num_tokens: int, eos_ids: Set[int]) -> None:
         """Draft until there are `num_tokens`, including those of the block."""
-        super().__init__(lease, choice, eos_ids)
-        self._num_tokens = num_tokens
+        super().__init__(lease, choice, num_tokens, eos_ids)
 
     @override
     def use(self, answer: Answer) -> None:

@@ -8,6 +8,7 @@ answer's distribution does not.
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -18,7 +19,7 @@ from rapid.engines.attention.batch import Feed
 from rapid.engines.kv.lease import Lease
 from rapid.engines.kv.sequences import Proposal
 from rapid.engines.work.drafting import Drafting, draft_block
-from rapid.speculation.questions import Answer, Proposed, ToPropose
+from rapid.speculation.questions import Answer, Proposed
 
 
 class WindowDraft(Drafting):
@@ -36,9 +37,8 @@ class WindowDraft(Drafting):
         num_tokens: int,
         eos_ids: Set[int],
     ) -> None:
-        super().__init__(lease, choice, eos_ids)
+        super().__init__(lease, choice, num_tokens, eos_ids)
         self._window = window
-        self._num_tokens = num_tokens
         self._token_ids: list[int] = []
         self._proposals: list[Proposal] = []
 
@@ -58,17 +58,21 @@ class WindowDraft(Drafting):
         self._num_fed, self._is_behind = 0, False
         last = (self._token_ids or sequence.token_ids)[-1]
         position = len(sequence.token_ids) - 1 + len(self._token_ids)
+        return Feed([last], position, sequence.table, 1, self._unseen(position), sequence.ring)
+
+    @override
+    def follow(self, feed: Feed, token: torch.Tensor) -> Feed:
+        after = super().follow(feed, token)
+        return replace(after, unseen=self._unseen(after.position))
+
+    def _unseen(self, position: int) -> tuple[int, int]:
+        """Return the positions [a, b) that the row at a position does not attend to."""
         before, after = self._window.num_sinks, position + 1 - self._window.window
-        unseen = (before, after) if before < after else (0, 0)
-        return Feed([last], position, sequence.table, 1, unseen, sequence.ring)
+        return (before, after) if before < after else (0, 0)
 
     @override
     def _list_drafted(self) -> list[int]:
         return self._token_ids
-
-    @override
-    def _ask(self, logits: torch.Tensor) -> ToPropose:
-        return self._after(len(self._token_ids), logits)
 
     @override
     def use(self, answer: Answer) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rapid.speculation.fast.race_kernels import draw_words, weigh_by_time
 from rapid.speculation.fast.row_tables import (
     ADAPTIVE,
     BEST,
@@ -286,8 +287,7 @@ def race_rows(
 ):  # fmt: skip
     """Write the highest ratio of a part of a row, its token, and the next highest ratio.
 
-    The ratio is that of a weight to its time, as in `rapid.speculation.noise.race`; the numbers are
-    those of Philox 4x64-10 (Salmon et al., SC 2011, figure 2, with the constants of Random123).
+    The ratio is that of a weight to its time, as in `rapid.speculation.noise.race`.
     """
     row, part = tl.program_id(0), tl.program_id(1)
     whole = integers + row * ROW_WORDS
@@ -306,24 +306,10 @@ def race_rows(
         ratio, _ = _excess(ratio, q, total, tl.load(readings + row * READINGS + _ERROR))
     if mode != BEST:
         size: tl.constexpr = BLOCK // 4  # a counter gives the words of four tokens
-        c0 = (part * size + 1 + tl.arange(0, size)).to(tl.uint64)
-        zero = c0 * 0
-        c1, c2, c3 = zero + tl.load(whole + KEYS).to(tl.uint64), zero, zero
-        k0 = zero + tl.load(whole + KEYS + 1).to(tl.uint64)
-        k1 = zero + tl.load(whole + KEYS + 2).to(tl.uint64)
-        m0 = tl.full([size], 0xD2E7470EE14C6C93, tl.uint64)
-        m1 = tl.full([size], 0xCA5A826395121157, tl.uint64)
-        w0 = tl.full([size], 0x9E3779B97F4A7C15, tl.uint64)
-        w1 = tl.full([size], 0xBB67AE8584CAA73B, tl.uint64)
-        for _ in tl.static_range(10):
-            high0, low0 = tl.umulhi(c0, m0), c0 * m0
-            high1, low1 = tl.umulhi(c2, m1), c2 * m1
-            c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-            k0 = k0 + w0
-            k1 = k1 + w1
+        counter = (part * size + 1 + tl.arange(0, size)).to(tl.uint64)
+        c0, c1, c2, c3 = draw_words(counter, whole + KEYS)
         word = tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), [BLOCK])
-        uniform = ((word >> 11).to(tl.float64) + 0.5) * 1.1102230246251565e-16
-        ratio = ratio / -tl.log(uniform)
+        ratio = weigh_by_time(ratio, word)
     ratio = tl.where(is_token, ratio, -1.0)
     best = tl.max(ratio, 0)
     token = tl.min(tl.where(ratio == best, ids, vocab), 0)

@@ -39,6 +39,16 @@ ROW = np.dtype(
         ("top_p", np.float64),
     ]
 )
+# What is asked about a row that proposes.
+PROPOSAL = np.dtype(
+    [
+        ("temperature", np.float64),
+        ("top_p", np.float64),
+        ("top_k", np.int64),  # at most the size of the vocabulary
+        ("keys", np.int64, 3),  # of the noise of the token that is drawn
+        ("is_random", np.int64),  # 0 for a greedy one
+    ]
+)
 # What is decided: the token that is drawn, p and q of it for the odds, and the drafted token's.
 DECIDED = np.dtype(
     [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
@@ -19,7 +20,16 @@ from rapid.speculation.acceptance import Judgement
 from rapid.speculation.draw import Draw
 from rapid.speculation.fast.contenders import draw_token, propose_sparsely
 from rapid.speculation.fast.judging import has_contenders, judge_by_rows
-from rapid.speculation.questions import Answer, Decoded, Question, ToDecode, ToJudge, ToPropose
+from rapid.speculation.noise import Float64Array
+from rapid.speculation.questions import (
+    Answer,
+    Decoded,
+    Proposed,
+    Question,
+    ToDecode,
+    ToJudge,
+    ToPropose,
+)
 from rapid.speculation.sampling import proposal
 
 # Settings of the method with which kernels are checked, as in `rapid.config.SpeculationConfig`.
@@ -30,6 +40,7 @@ _CHECKED = SimpleNamespace(
 
 logger = logging.getLogger(__name__)
 
+MOST_DRAWN = 1024  # candidates of a proposal from which a kernel draws
 _LONG = 30_000  # tokens of a vocabulary from which a CPU gains; shorter ones are all overhead
 
 _Answers: TypeAlias = Sequence[Answer | Exception]
@@ -69,6 +80,69 @@ def answer_together(questions: Sequence[Question]) -> _Answers:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnDrafts:
+    """Drafted tokens that lie on the device of their logits, and what is to be read of them."""
+
+    tokens: torch.Tensor  # one for each question, int64 [n]
+    parts: list[torch.Tensor]  # float64, on the device; empty where all is known already
+    receive: Callable[[list[Float64Array]], _Answers]  # returns the answers by the parts' values
+
+
+@torch.inference_mode()
+def draw_drafts(questions: Sequence[ToPropose]) -> DrawnDrafts:
+    """Draw drafted tokens without reading them, so that the next forward can be fed with them.
+
+    Only where kernels draw is nothing read: elsewhere it is done by `answer_questions`.
+    """
+    logits = questions[0].logits
+    most = max(question.draw.speculation.draft_top_k or logits.shape[-1] for question in questions)
+    if logits.is_cuda and has_kernels(logits.device) and most <= MOST_DRAWN:
+        return draw_together(questions)
+    answers = answer_questions(questions)
+    tokens = [0 if isinstance(answer, Exception) else _token_of(answer) for answer in answers]
+    return DrawnDrafts(torch.tensor(tokens, device=logits.device), [], lambda _: answers)
+
+
+def draw_together(questions: Sequence[ToPropose]) -> DrawnDrafts:
+    """Return what `draw_drafts` returns, in batches of any settings."""
+    from rapid.speculation.fast import together  # needs Triton, which there is beside CUDA
+
+    batches = together.make_batches(questions)
+    drawn = [batch.draw() for batch in batches if isinstance(batch, together.Proposing)]
+    order = [index for batch in batches for index in batch.indices]
+    tokens = torch.cat([tokens for _, tokens in drawn])
+    if len(batches) > 1:
+        tokens = tokens[torch.tensor(order).argsort().to(tokens.device)]
+
+    def receive(values: list[Float64Array]) -> _Answers:
+        answers: dict[int, Answer | Exception] = {}
+        for batch, of_batch in zip(batches, values, strict=True):
+            answers.update(zip(batch.indices, map(_try, batch.receive(of_batch)), strict=True))
+        return [answers[index] for index in range(len(questions))]
+
+    return DrawnDrafts(tokens, [candidates for candidates, _ in drawn], receive)
+
+
+def read_drafts(drawn: Sequence[DrawnDrafts]) -> list[list[tuple[int, Answer | Exception]]]:
+    """Read drafted tokens at once; return each as it lies on the device, and its answer.
+
+    The answer's token, which counts, may be another one where two races are closer than a rounding.
+    """
+    parts = [part.flatten() for each in drawn for part in (each.tokens.double(), *each.parts)]
+    values = iter(np.split(torch.cat(parts).cpu().numpy(), np.cumsum([*map(len, parts)])[:-1]))
+    return [
+        list(
+            zip(
+                next(values).astype(int).tolist(),
+                each.receive([next(values) for _ in each.parts]),
+                strict=True,
+            )
+        )
+        for each in drawn
+    ]
+
+
 @cache
 def has_kernels(device: torch.device) -> bool:
     """Return whether the kernels answer as the specification does on a device; log it if not."""
@@ -88,10 +162,17 @@ def has_kernels(device: torch.device) -> bool:
             if [_tokens_of(answer) for answer in answer_together(questions)] != expected:
                 logger.warning("kernels that draw tokens disagree with the specification: not used")
                 return False
+            read_drafts(
+                [draw_together([each for each in questions if isinstance(each, ToPropose)])]
+            )
     except Exception:
         logger.warning("kernels that draw tokens fail, and are not used", exc_info=True)
         return False
     return True
+
+
+def _token_of(answer: Answer) -> int:
+    return cast(Proposed, answer).token
 
 
 def _tokens_of(answer: Answer | Exception) -> object:

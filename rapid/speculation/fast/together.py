@@ -17,9 +17,9 @@ import torch
 import triton
 
 from rapid.messages import DraftBlock, Float32Array, Int32Array
-from rapid.speculation.acceptance import Judgement
+from rapid.speculation.acceptance import Judgement, draft_purpose
 from rapid.speculation.draw import Draw, keys_of, uniforms_at
-from rapid.speculation.fast import row_kernels, row_tables
+from rapid.speculation.fast import race_kernels, row_kernels, row_tables
 from rapid.speculation.fast.contenders import Outcome, propose_sparsely
 from rapid.speculation.fast.judging import commit_outcomes, is_within_reach
 from rapid.speculation.noise import Float64Array, Purpose
@@ -105,21 +105,23 @@ class Proposing:
 
     def ask(self) -> torch.Tensor:
         """Launch what finds the candidates; return ids and probabilities, float64 [2, n, m]."""
-        logits = torch.stack([question.logits for question in self.questions])
-        draws, vocab = [question.draw for question in self.questions], logits.shape[-1]
-        settings = [
-            [draw.temperature, draw.sampling.top_k or vocab, draw.sampling.top_p] for draw in draws
-        ]
-        columns = torch.tensor(settings, dtype=torch.float64).to(logits.device).T[..., None]
-        probs = torch.softmax(logits.double() / columns[0], dim=-1)
-        if _is_filtered(draws[0].sampling, vocab):
-            probs = _filter_rows(probs, columns[1], columns[2])
-        size = draws[0].speculation.draft_top_k
-        if size is None or size >= vocab:
-            ids = torch.arange(vocab, device=probs.device).expand(probs.shape)
-            return torch.stack([ids.double(), probs])
-        best, ids = probs.topk(size)
-        return torch.stack([ids.double(), best])
+        return self._find_candidates(self._send_settings())
+
+    def draw(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Launch what `ask` does and draws a token of each row; return them too, int64 [n].
+
+        The tokens are those of the answers, but for races that are closer than a rounding.
+        """
+        settings = self._send_settings()
+        candidates = self._find_candidates(settings)
+        num_rows, size = candidates.shape[1:]
+        tokens = settings.new_empty(num_rows)
+        with torch.cuda.device_of(tokens):  # type: ignore[no-untyped-call]
+            race_kernels.race_candidates[(num_rows,)](
+                candidates, settings, tokens, num_rows, size,
+                settings.shape[1], triton.next_power_of_2(size),
+            )  # fmt: skip
+        return candidates, tokens
 
     def receive(self, values: Float64Array) -> list[Callable[[], Answer]]:
         """Return calls that answer each question by the values of `ask`, on the host."""
@@ -130,6 +132,41 @@ class Proposing:
                 ids.astype(np.int32), probs.astype(np.float32), self.questions, strict=True
             )
         ]
+
+    def _send_settings(self) -> torch.Tensor:
+        """Return words of each row: temperature and top_p as float64, top_k, keys, not greedy."""
+        draws, vocab = [question.draw for question in self.questions], self._vocab
+        table = np.zeros(len(draws), dtype=row_tables.PROPOSAL)
+        for name, value in (
+            ("temperature", [draw.temperature for draw in draws]),
+            ("top_p", [draw.sampling.top_p for draw in draws]),
+            ("top_k", [draw.sampling.top_k or vocab for draw in draws]),
+            ("is_random", [not draw.is_greedy for draw in draws]),
+        ):
+            table[name] = value
+        for row, draw in enumerate(draws):
+            table["keys"][row] = keys_of([draw], draft_purpose(draw))[0]
+        words = table.view(np.int64).reshape(len(draws), -1)
+        (settings,) = _send(self.questions[0].logits.device, words)
+        return settings
+
+    def _find_candidates(self, settings: torch.Tensor) -> torch.Tensor:
+        draw = self.questions[0].draw
+        logits = torch.stack([question.logits for question in self.questions])
+        numbers = settings.view(torch.float64)
+        probs = torch.softmax(logits.double() / numbers[:, :1], dim=-1)
+        if _is_filtered(draw.sampling, self._vocab):
+            probs = _filter_rows(probs, settings[:, 2:3], numbers[:, 1:2])
+        size = draw.speculation.draft_top_k
+        if size is None or size >= self._vocab:
+            ids = torch.arange(self._vocab, device=probs.device).expand(probs.shape)
+            return torch.stack([ids.double(), probs])
+        best, ids = probs.topk(size)
+        return torch.stack([ids.double(), best])
+
+    @property
+    def _vocab(self) -> int:
+        return int(self.questions[0].logits.shape[-1])
 
 
 Batch = Deciding | Proposing

@@ -223,7 +223,10 @@ async def test_a_replica_that_is_long_at_work_gives_signs_of_life(
     opening.fake.may_go_on = asyncio.Event()
     replica = retriever_replica.RetrieverReplica(RetrievalConfig(), "embedded:target", "m")
     saying = replica.retrieve("call", "x", [], "who", 9, 1.0)
-    assert [await anext(saying) for _ in range(3)] == [READING, None, None]
+    said = [await anext(saying)]
+    while READING not in said or said.count(None) < 2:  # a sign may come before what was read
+        said.append(await anext(saying))
+    assert said.count(READING) == 1
     opening.fake.may_go_on.set()
     assert context_of("x") in [said async for said in saying]
     await close(replica)

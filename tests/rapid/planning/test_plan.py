@@ -276,7 +276,7 @@ class TestLikely:
         step_s = bytes_s / 4.8e12 + layers_s + 4.9e-4
         assert likely.step_s(1) == pytest.approx(step_s)
         assert likely.plain_s(1) == pytest.approx(step_s + 11 * 4.5e-6 + 3e-5)
-        assert likely.draft_s(1) == pytest.approx(step_s + 16 * 4.5e-6 + 3e-5 + 2.5e-4)
+        assert likely.draft_s(1) == pytest.approx(step_s + 12 * 4.5e-6 + 1.5e-5)
         assert likely.verify_s(1, 1) == pytest.approx(step_s + 12 * 4.5e-6 + 3e-5)
 
     def test_a_witness_is_as_many_rows_again_and_its_keys(self):

@@ -109,6 +109,8 @@ def feed_all(
     steps: list[dict[int, int]],
     device: torch.device = CPU,
     captured: Attend | None = None,
+    *,
+    is_drawn: bool = False,
 ) -> None:
     """Feed so many rows of each prompt in each step, from token 20 on, and check every logit."""
     kernels = Kernels(attend_by_runs, attend_by_runs, captured or BlockAttention())
@@ -125,6 +127,9 @@ def feed_all(
     for step in steps:
         own = {index: slice(positions[index], positions[index] + step[index]) for index in step}
         feeds = [Feed(PROMPTS[i][rows], rows.start, TABLES[i], 1) for i, rows in own.items()]
+        if is_drawn:
+            drawn = [torch.tensor(feed.token_ids, device=device) for feed in feeds]
+            feeds = [replace(f, token_ids=(0,), drawn=d) for f, d in zip(feeds, drawn, strict=True)]
         for got, (index, rows) in zip(runner.run(feeds), own.items(), strict=True):
             torch.testing.assert_close(got.cpu(), expected[index][rows][-1:], atol=1e-4, rtol=0)
             positions[index] = rows.stop
@@ -136,6 +141,14 @@ def test_recurring_steps_are_replayed_with_their_own_inputs(rows: int) -> None:
     captures = Captures()
     decode(captures, range(20, 20 + 7 * rows, rows), rows)
     # two ordinary, the captured one, the tried one, three replayed
+    assert (captures.num_captured, captures.num_replayed) == (1, 1 + 3)
+
+
+@pytest.mark.usefixtures("_instant")
+def test_a_replayed_step_reads_tokens_that_lie_on_the_device() -> None:
+    """Of sequences in any order, with other tokens in their places on the host."""
+    captures = Captures()
+    feed_all(captures, [{0: 1, 1: 1}] * 4 + [{1: 1, 0: 1}] * 3, is_drawn=True)
     assert (captures.num_captured, captures.num_replayed) == (1, 1 + 3)
 
 

@@ -249,18 +249,22 @@ def test_deterministic_needs_windows_of_a_tile() -> None:
         runner_of(loaded, TiledRunner)
 
 
-@pytest.mark.parametrize("family", ["mistral", "gemma3_text"])
-def test_two_ranks_compute_together_what_one_does(family: str) -> None:
-    config = family_config(family_checkpoint(family))
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text", "phi3", "qwen3_moe"])
+def test_ranks_compute_together_what_one_does(family: str, size: int) -> None:
+    """Four ranks share two heads of keys and values."""
+    settings = {"moe_intermediate_size": 32} if family == "qwen3_moe" else {}
+    config = family_config(family_checkpoint(family, **settings))
     whole = steps(load_model(config), config)
-    shards = [Shard(rank, 2) for rank in range(2)]
+    shards = [Shard(rank, size) for rank in range(size)]
     parts = [load_model(config, shard=shard) for shard in shards]
+    assert {part.kv_layout.num_kv_heads for part in parts} == {1}
 
     def part(group: Any) -> list[torch.Tensor]:
         place = RankPart(shards[group.rank], group)
         return steps(replace(parts[group.rank], place=place), config)
 
-    for of_rank in on_ranks(2, part):
+    for of_rank in on_ranks(size, part):
         for logits, expected in zip(of_rank, whole, strict=True):
             torch.testing.assert_close(logits, expected, atol=3e-5, rtol=0)
 
@@ -268,18 +272,19 @@ def test_two_ranks_compute_together_what_one_does(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "setting", "sentence"),
     [
-        (
-            "qwen3_moe",
-            {"tensor_parallel": 2},
-            "mixture of experts, which is not built for tensor_parallel",
-        ),
+        ("qwen3_moe", {"tensor_parallel": 3}, "4 attention heads, which tensor_parallel: 3"),
         (
             "qwen3_moe",
             {"deterministic": True},
             "mixture of experts, which is not built for deterministic",
         ),
         ("qwen3_moe", {"quantization": "int8"}, "which is not built for quantization: int8"),
-        ("phi3", {"tensor_parallel": 2}, "as one matrix, which tensor_parallel does not split"),
+        (
+            "qwen3_moe",
+            {"tensor_parallel": 2},
+            "24 columns of each expert, which tensor_parallel: 2",
+        ),
+        ("phi3", {"tensor_parallel": 8}, "4 attention heads, which tensor_parallel: 8"),
     ],
 )
 def test_what_is_not_built_is_refused_in_a_sentence(

@@ -103,7 +103,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize(("family", "settings"), CASES)
 def test_parts_compute_together_what_the_whole_computes(
     tmp_path: Path, family: str, settings: dict[str, object], size: int
@@ -113,7 +113,7 @@ def test_parts_compute_together_what_the_whole_computes(
 
     shards = [Shard(rank, size) for rank in range(size)]
     parts = [load_model(config, shard=shard) for shard in shards]
-    assert {part.kv_layout.num_kv_heads for part in parts} == {4 // size}
+    assert {part.kv_layout.num_kv_heads for part in parts} == {max(4 // size, 1)}
 
     def part(group: Any) -> list[torch.Tensor]:
         place = RankPart(shards[group.rank], group)
@@ -167,7 +167,7 @@ def test_a_part_holds_its_share_of_the_weights(tmp_path: Path) -> None:
     ("changes", "what"),
     [
         ({"num_key_value_heads": 4, "num_attention_heads": 6}, "6 attention heads"),
-        ({"num_key_value_heads": 1}, "1 key and value heads"),
+        ({"num_key_value_heads": 3, "num_attention_heads": 12}, "3 key and value heads"),
         ({"num_key_value_heads": 4, "intermediate_size": 62}, "62 columns of the MLP"),
     ],
 )

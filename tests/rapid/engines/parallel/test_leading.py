@@ -24,6 +24,8 @@ from rapid.engines.parallel.gang import Gang
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import ConfigurationError, EngineFailed
 from rapid.messages import as_prompt
+from tests.rapid.engines import gate
+from tests.rapid.engines.execution.test_draft_chain import Reads
 from tests.rapid.engines.parallel.conftest import followers_of
 from tests.rapid.tiny_families import family_checkpoint, family_config
 from tests.rapid.tiny_models import engine_config, lease_request, loaded, random_prompt
@@ -73,6 +75,20 @@ async def test_two_processes_say_what_one_says(
 async def test_engines_of_one_model_take_turns(in_two: LoadedModel) -> None:
     found = await asyncio.gather(answers(in_two), answers(in_two))
     assert found == [await answers(loaded())] * 2
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_all_ranks_are_fed_what_the_first_draws(
+    in_two: LoadedModel, monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
+    reads = Reads().use(monkeypatch)
+    config = engine_config(tensor_parallel=2, draft_ahead=False, deterministic=deterministic)
+    engine = Engine(in_two, config)
+    await engine.open(lease_request("a", gate.PROMPT))
+    await engine.prefill("a")
+    assert (await engine.draft("a", 0, None, 6)).token_ids.tolist() == gate.EXPECTED
+    assert reads.sizes == [6]
+    engine.close()
 
 
 @asynccontextmanager

@@ -365,6 +365,49 @@ def test_what_is_computed_at_once_is_part_of_the_memory_plan():
     assert [index for batch in batches for index in batch.indices] == list(range(len(questions)))
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_drafts_are_drawn_on_their_device_as_propose_draws_them(seed):
+    """Of any settings at once; what the host makes of the same candidates counts."""
+    numbers = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    vocab = int(numbers.integers(3, 400))
+    questions = [
+        ToPropose(
+            torch.randn(vocab) * 4,
+            Draw(
+                SamplingConfig(
+                    temperature=float(numbers.choice([0, 0.3, 1, 2])),
+                    top_k=numbers.choice([None, 5, 1000]),
+                    top_p=float(numbers.choice([1, 0.8])),
+                    seed=int(numbers.integers(-(2**63), 2**63)),
+                ),
+                SpeculationConfig(
+                    draft_top_k=numbers.choice([None, 1, 7, 64]),
+                    coupling=numbers.choice(get_args(Coupling)),
+                ),
+                int(numbers.integers(5)),
+                int(numbers.integers(10_000)),
+            ),
+        )
+        for _ in range(8)
+    ]
+    drawn = [step.draw_together(part) for part in (questions, questions[:3])]
+    expected = [told(specified(question)) for question in questions]
+    for read, part in zip(step.read_drafts(drawn), (expected, expected[:3]), strict=True):
+        assert [told(answer) for _, answer in read] == part
+        assert [token for token, _ in read] == [token for token, *_ in part]
+
+
+def test_a_draft_from_no_numbers_is_refused_when_it_is_read():
+    rows = [torch.randn(20), torch.full((20,), math.nan)]
+    draw = Draw(SamplingConfig(seed=1), SpeculationConfig(), 0, 0)
+    drawn = step.draw_together([ToPropose(row, draw) for row in rows])
+    ((_, good), (token, refused)), *_ = step.read_drafts([drawn])
+    assert isinstance(good, Proposed)
+    assert isinstance(refused, EngineFailed)
+    assert 0 <= token < 20  # which feeds a forward whose rows are dropped
+
+
 def test_requests_of_one_step_are_drawn_at_their_own_temperatures():
     logits = torch.randn(50, generator=torch.Generator().manual_seed(0))
     draws = [

@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.speculation.draw import Draw
-from rapid.speculation.fast import row_kernels, together
-from rapid.speculation.fast.step import answer_together
+from rapid.speculation.fast import race_kernels, row_kernels, together
+from rapid.speculation.fast.step import answer_together, draw_together
 from rapid.speculation.questions import Question, ToDecode, ToPropose
 from tests.rapid.speculation.drafted import blocks
 
@@ -66,6 +66,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     counted, send = Launches(), together._send
     for name in KERNELS:
         monkeypatch.setattr(row_kernels, name, counted.counting(getattr(row_kernels, name)))
+    race = counted.counting(race_kernels.race_candidates)
+    monkeypatch.setattr(race_kernels, "race_candidates", race)
 
     def count_sent(*arrays: Any) -> list[torch.Tensor]:
         counted.sent += 1
@@ -121,3 +123,16 @@ def test_a_proposal_is_a_few_launches_whatever_its_settings(
 ) -> None:
     row = torch.randn(2_000, generator=torch.Generator().manual_seed(0))
     assert count(launches, [ToPropose(row, draw) for draw in draws(num_settings)]) <= 16
+
+
+@pytest.mark.parametrize("num_settings", [1, 4])
+def test_a_draft_that_is_fed_on_the_device_is_one_launch_more(
+    launches: Launches, num_settings: int
+) -> None:
+    row = torch.randn(2_000, generator=torch.Generator().manual_seed(0))
+    questions = [ToPropose(row, draw) for draw in draws(num_settings)]
+    with launches:
+        drawn = draw_together(questions)
+    assert launches.count <= 12
+    assert launches.sent == 1
+    assert len(drawn.tokens) == num_settings
