@@ -109,7 +109,8 @@ def _misfit(role: str, replica: Replica, batch: int) -> str:
 
 def _fits(replica: Replica, bits: float, batch: int) -> bool:
     fewer = replace(replica, layer_bits=bits)
-    return fewer.unpackable is None and fewer.max_sequences >= batch
+    is_changed = replica.stored is None  # a checkpoint that is published quantized has its bits
+    return is_changed and fewer.unpackable is None and fewer.max_sequences >= batch
 
 
 def show_speed(

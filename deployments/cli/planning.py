@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ from deployments.cli.plan_tables import beside, show_memory, show_shared_memory,
 from deployments.cli.terminal import fail, note, say
 
 if TYPE_CHECKING:
+    from rapid.planning.packed_bits import StoredBits
     from rapid.planning.plan import Losses, Replica
     from rapid.planning.shapes import ModelShape
 
@@ -63,9 +64,15 @@ def plan(
         int, _who(help="GPUs of one machine; a replica with more is spread over several.", min=1)
     ] = 8,
     target_bits: Annotated[
-        float, _who(help="Of a weight: 8 with quantization: fp8, 4 with int4.", min=1, max=32)
-    ] = 16,
-    drafter_bits: Annotated[float, _who(help="Likewise.", min=1, max=32)] = 16,
+        float | None,
+        _who(
+            help="Of a weight: 8 with quantization: fp8, 4 with int4; by default as a checkpoint "
+            "that is published quantized stores them, or 16.",
+            min=1,
+            max=32,
+        ),
+    ] = None,
+    drafter_bits: Annotated[float | None, _who(help="Likewise.", min=1, max=32)] = None,
     kv_bits: Annotated[
         float,
         _who(
@@ -141,12 +148,11 @@ def plan(
     if shared >= context:
         fail(f"sequences of {context:,} tokens cannot have {shared:,} in common: lower --shared")
     reads = Replica(
-        _shape(target), device, context, shared, target_gpus, machine_gpus, target_bits,
-        kv_bytes=kv_bits / 8, losses=LIMIT,
+        gpu=device, context=context, shared=shared, num_gpus=target_gpus, machine_gpus=machine_gpus,
+        kv_bytes=kv_bits / 8, losses=LIMIT, **_weights("target", target, target_bits),
     )  # fmt: skip
-    drafts = replace(
-        reads, shape=_shape(drafter), context=drafter_context, shared=0, layer_bits=drafter_bits
-    )
+    own = _weights("drafter", drafter, drafter_bits)
+    drafts = replace(reads, context=drafter_context, shared=0, **own)
     _check_pair(target, drafter)
     if drafter_gpus is None:
         drafter_gpus = next(iter(group_sizes(drafts, batch)), GROUP_SIZES[-1])
@@ -164,6 +170,9 @@ def plan(
         f"{target} reads {context:,} tokens, {drafter} drafts on {drafter_context:,}; "
         f"batch {batch}; {device.source}"
     )
+    for name, replica in {target: reads, drafter: drafts}.items():
+        if replica.stored is not None:
+            say(f"{name} is stored quantized: {replica.stored}")
     if drafter_gpus:
         problem = show_memory(reads, drafts, batch)
     else:
@@ -256,7 +265,7 @@ def _check_pair(target: str, drafter: str) -> None:
         check_same_vocabulary(vocabulary(target), vocabulary(drafter))
         return
     sizes = [
-        _shape(model).vocabulary if of else num_ids(vocabulary(model).tokenizer)
+        _shape(model)[0].vocabulary if of else num_ids(vocabulary(model).tokenizer)
         for model, of in zip((target, drafter), known, strict=True)
     ]
     if all(known) or abs(sizes[0] - sizes[1]) > _MOST_PADDING:
@@ -267,12 +276,21 @@ def _check_pair(target: str, drafter: str) -> None:
         )
 
 
-def _shape(model: str) -> ModelShape:
+def _weights(role: str, model: str, bits: float | None) -> dict[str, Any]:
+    """Return the fields of a `Replica` that say what its weights are."""
+    shape, stored = _shape(model)
+    if stored is not None and bits is not None:
+        fail(f"{model} is stored quantized ({stored}): leave --{role}-bits out")
+    own_bits = 16 if stored is None else stored.bits
+    return {"shape": shape, "layer_bits": bits or own_bits, "stored": stored}
+
+
+def _shape(model: str) -> tuple[ModelShape, StoredBits | None]:
     from rapid.catalogue import CATALOGUE
     from rapid.planning.shapes import KNOWN_SHAPES
 
     if model.lower() in KNOWN_SHAPES:
-        return KNOWN_SHAPES[model.lower()][1]
+        return KNOWN_SHAPES[model.lower()][1], None
     is_path = Path(os.path.expanduser(model)).exists() or model.startswith("embedded:")
     if not (is_path or any(entry.name == model.lower() for entry in CATALOGUE)):
         fail(
@@ -282,4 +300,5 @@ def _shape(model: str) -> ModelShape:
     from rapid.checkpoints.facts import read_model_facts
     from rapid.config import EngineConfig
 
-    return read_model_facts(EngineConfig(model=model)).shape
+    facts = read_model_facts(EngineConfig(model=model))
+    return facts.shape, facts.stored

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from deployments.cli.stages import Stages
     from deployments.config.plans import Effect
     from deployments.config.serve_config import ApplicationConfig
+    from rapid.config import EngineConfig
 
 _STOP_TIMEOUT_S = 90.0  # for a server to finish after `rapid stop`
 _RAY_STARTS = 3  # Ray gives itself 30 s each time
@@ -48,10 +49,18 @@ def check_config(config: Config = Path("serve_config.yaml")) -> None:
     answers = []
     for model in checked.served:
         own_drafting = model.config.own_drafting
-        drafter = own_drafting.name if own_drafting else model.config.drafter_pool.engine.model
-        target = model.target.settings.engine.model
+        drafter = own_drafting.name if own_drafting else _tell(model.config.drafter_pool.engine)
+        target = _tell(model.target.settings.engine)
         answers.append(f"{target} answers as {model.name!r}, {drafter} drafts")
     typer.echo(f"{config} is fine: {'; '.join(answers)}, {keys}")
+
+
+def _tell(engine: EngineConfig) -> str:
+    """Return an engine's model, with how it is stored where that is quantized."""
+    from rapid.checkpoints.facts import read_model_facts
+
+    stored = read_model_facts(engine).stored
+    return engine.model if stored is None else f"{engine.model} ({stored})"
 
 
 def serve(config: Config = Path("serve_config.yaml")) -> None:

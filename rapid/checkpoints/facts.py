@@ -18,7 +18,14 @@ from rapid.checkpoints.ropes import reach
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
 from rapid.planning.families import refusal, sliding_layers, window_of
-from rapid.planning.packed_bits import PACKED_ROWS, unpackable
+from rapid.planning.packed_bits import (
+    BITS,
+    PACKED_ROWS,
+    STORED_METHODS,
+    StoredBits,
+    find_ungrouped,
+    unpackable,
+)
 from rapid.planning.shapes import ModelShape
 
 _LEAST_VLLM = (0, 30)  # whose calls and samplers were read
@@ -36,6 +43,8 @@ class ModelFacts:
     dtype: str | None  # dtype of the stored weights; None where the checkpoint does not say
     # Quantization of the stored weights; None where there is none.
     quantization: dict[str, Any] | None
+    # The same, where it is packed for our own decoder; others are left to transformers.
+    stored: StoredBits | None = None
 
 
 def read_model_facts(config: EngineConfig) -> ModelFacts:
@@ -63,13 +72,15 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
         )
     num_positions, rope = reach(config.rope_scaling, settings, config.max_context, model)
     shape = _shape(model, settings)
-    _check_setting(shape, config, model)
+    stored = _read_stored(settings.get("quantization_config"), config, model)
+    _check_setting(shape, config, stored, model)
     return ModelFacts(
         shape=shape,
         num_positions=num_positions,
         rope_override=rope,
         dtype=settings.get("dtype") or settings.get("torch_dtype"),
         quantization=settings.get("quantization_config"),
+        stored=stored,
     )
 
 
@@ -86,6 +97,55 @@ def check_vllm() -> None:
     if tuple(map(int, re.findall(r"\d+", found)[:2])) < _LEAST_VLLM:
         raise ConfigurationError(
             f"kind: vllm needs vllm {least} or later, and {found} is installed: install a later one"
+        )
+
+
+def _read_stored(
+    quantization: Mapping[str, Any] | None, config: EngineConfig, model: str
+) -> StoredBits | None:
+    """Return how the weights are stored, or None if not quantized or for transformers to read."""
+    if quantization is None:
+        return None
+    method, asked = quantization.get("quant_method", "bitsandbytes"), config.quantization
+    is_ours = method in STORED_METHODS
+    is_same = isinstance(asked, dict) and asked.get("quant_method", "bitsandbytes") == method
+    if asked is not None and (is_ours or not is_same):
+        raise ConfigurationError(f"{model} is stored quantized: leave quantization out")
+    if not is_ours:
+        _check_method(method, config, model)
+        return None
+    if config.device == "balanced":
+        raise ConfigurationError(
+            f"{model} is stored quantized ({method}), which is not for layers that accelerate "
+            "places: set device to auto, cpu or cuda"
+        )
+    try:
+        stored = StoredBits.of(quantization)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{model} has a quantization_config that cannot be read: {error!r}"
+        ) from error
+    if isinstance(stored, str):
+        raise ConfigurationError(
+            f"{model} is stored quantized ({method}), but {stored}: take another checkpoint of it"
+        )
+    return stored
+
+
+def _check_method(method: str, config: EngineConfig, model: str) -> None:
+    """Check that transformers reads a quantization, and computes it as the settings ask."""
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING  # imports torch
+
+    known = {*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"}
+    if method not in known:
+        raise ConfigurationError(
+            f"{model} is stored quantized by {method!r}, which is not known: take a checkpoint of "
+            f"{', '.join(STORED_METHODS)}, or of {', '.join(sorted(known - {*STORED_METHODS}))}"
+        )
+    if config.tensor_parallel > 1:
+        raise ConfigurationError(
+            f"{model} is stored quantized by {method!r}, which tensor_parallel does not split: "
+            f"leave it out, or take a checkpoint of {', '.join(STORED_METHODS)}"
         )
 
 
@@ -106,11 +166,14 @@ def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return text | {name: settings[name] for name in names if name in settings}
 
 
-def _check_setting(shape: ModelShape, config: EngineConfig, model: str) -> None:
+def _check_setting(
+    shape: ModelShape, config: EngineConfig, stored: StoredBits | None, model: str
+) -> None:
     """Check that the model can be computed as the settings ask."""
     asked = {
         "deterministic": config.deterministic,
         f"quantization: {config.quantization}": isinstance(config.quantization, str),
+        f"weights that are stored quantized ({stored})": stored is not None,
     }
     if shape.experts and any(asked.values()):
         names = " and ".join(name for name, is_asked in asked.items() if is_asked)
@@ -122,11 +185,18 @@ def _check_setting(shape: ModelShape, config: EngineConfig, model: str) -> None:
             f"{model} has {what}, which tensor_parallel: {config.tensor_parallel} does not divide"
         )
     part = shape.part_of(config.tensor_parallel)
-    if config.quantization == "int4" and (what := unpackable(part)):
+    is_packed = config.quantization == "int4" or (stored is not None and stored.bits == BITS)
+    if is_packed and (what := unpackable(part)):
         of_rank = " of each process" if config.tensor_parallel > 1 else ""
+        packing = "quantization: int4 packs" if stored is None else f"weights of {BITS} bits are in"
         raise ConfigurationError(
-            f"{model} has {what}{of_rank}, and quantization: int4 packs {PACKED_ROWS} together: "
+            f"{model} has {what}{of_rank}, and {packing} {PACKED_ROWS} together: "
             "leave it out, or take another model or tensor_parallel"
+        )
+    if stored is not None and (what := find_ungrouped(shape, stored)):
+        raise ConfigurationError(
+            f"{model} has {what}, which its groups of {stored.group} do not divide: take another "
+            "checkpoint of it"
         )
 
 

@@ -72,7 +72,8 @@ def memory_needs(
     )
     host = MemoryNeed(host_cache=config.host_cache_tokens * whole_per_token / num_machines)
     workspace = shape.workspace_bytes(config.step_tokens, config.max_leases, width, on_gpu=on_gpu)
-    if config.quantization == "int4" and on_gpu:
+    is_int4 = config.quantization == "int4" or _has_four_bits(facts)
+    if is_int4 and on_gpu:
         workspace += packed_bits.unpacking_bytes(shape)
     device = MemoryNeed(
         weights=_weight_bytes(config, facts, width) / num_parts,
@@ -120,8 +121,16 @@ def free_bytes(device: str) -> int:
     return int(free + kept)  # torch reuses the memory that it keeps of freed tensors
 
 
+def _has_four_bits(facts: ModelFacts) -> bool:
+    return facts.stored is not None and facts.stored.bits == packed_bits.BITS
+
+
 def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int) -> float:
     """Return the bytes of the weights from safetensors headers, the hub's index or the shape."""
+    part = facts.shape.part_of(config.tensor_parallel)
+    if facts.stored is not None:
+        bits = packed_bits.layer_bits_of(part, facts.stored)
+        return facts.shape.weight_bytes(bits, 8 * width)
     if config.quantization is None or facts.quantization is not None:
         source = checkpoint_source(config.model)
         stored = _bytes_in_headers(Path(source), width) or _bytes_in_index(source, facts, width)
@@ -129,7 +138,7 @@ def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int) -> float:
             return stored
     quantization = facts.quantization or config.quantization
     if quantization == "int4":
-        bits = packed_bits.layer_bits(facts.shape.part_of(config.tensor_parallel))
+        bits = packed_bits.layer_bits(part)
     else:
         bits = 8 * width if quantization is None else weight_bits(quantization)
     return facts.shape.weight_bytes(bits, 8 * width)

@@ -157,6 +157,8 @@ class Replica:
     # Tokens of a sequence's retrieved text, which a target weighs beside its own as it verifies
     # (``transfer: adaptive``); 0 where it does not.
     witness: int = 0
+    # How a checkpoint that is published quantized stores the layers' matrices, `layer_bits` each.
+    stored: packed_bits.StoredBits | None = None
 
     @property
     def num_at_once(self) -> int:
@@ -181,6 +183,8 @@ class Replica:
     @property
     def _all_bits(self) -> tuple[float, float]:
         """Bits of a weight in the layers' matrices, with its share of scales, and elsewhere."""
+        if self.stored is not None:
+            return packed_bits.layer_bits_of(self._part, self.stored), self.other_bits
         bits = packed_bits.layer_bits(self._part) if self._is_int4 else self.layer_bits
         return bits, self.other_bits
 

@@ -18,16 +18,18 @@ from torch.nn.functional import embedding
 
 from rapid.engines.attention.kernel_inputs import RaggedRows
 from rapid.engines.attention.ragged import attend_to_cache
+from rapid.engines.forward.half_products import HalfLinear
 from rapid.engines.forward.layer_operations import Activation, Angles, LayerOperations, try_out
-from rapid.engines.forward.products import Product, QuantizedLinear, Rows
+from rapid.engines.forward.products import AnyProduct, Product, QuantizedLinear, Rows
 from rapid.engines.forward.shards import RankPart
 
 logger = logging.getLogger(__name__)
 
 # Of numbers of size 1, by torch and by kernels; a number of fp8 may be rounded to its neighbour.
 _NEAR = 1 / 8
-_OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
-_OF_MLP = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
+# Projections that are one product; a checkpoint's own fused ones stand in place of their parts.
+_OF_ATTENTION = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",), ("o_proj",))
+_OF_MLP = (("gate_proj", "up_proj"), ("gate_up_proj",), ("down_proj",))
 
 Experts = Callable[[torch.Tensor], torch.Tensor]  # a mixture of experts, over rows [rows, hidden]
 
@@ -41,10 +43,10 @@ class _Layer:
     window: int | None  # number of last keys that a row attends to; None for all
     before_attention: torch.Tensor
     # Projection to queries, keys and values, [(heads + 2 kv_heads) * head_dim, hidden].
-    qkv: Product
+    qkv: AnyProduct
     # Copy of the norm weights of all heads, [heads + kv_heads, head_dim], or None.
     qk_norm: torch.Tensor | None
-    output: Product
+    output: AnyProduct
     after_attention: torch.Tensor | None  # weight of the norm of attention's output, or None
     before_mlp: torch.Tensor
     mlp: _GatedMLP | Experts
@@ -55,8 +57,8 @@ class _Layer:
 class _GatedMLP:
     """The weights of one layer's gated MLP."""
 
-    gate_up: Product  # gate and up projections, [2 * intermediate, hidden]
-    down: Product
+    gate_up: AnyProduct  # gate and up projections, [2 * intermediate, hidden]
+    down: AnyProduct
     activation: Activation
 
 
@@ -66,19 +68,19 @@ def decoder_of(model: Any, place: RankPart | None = None) -> Decoder | None:
     With a place, the model is one rank's part of it, and the decoder computes with the other ranks.
     """
     modules = list(model.model.modules())
-    kinds = (torch.nn.Linear, QuantizedLinear)
+    kinds = (torch.nn.Linear, QuantizedLinear, HalfLinear)
     projections = [module for module in modules if isinstance(module, kinds)]
-    known = [each for layer in model.model.layers for each in _projections(layer)]
+    fused = [each for layer in model.model.layers for each in _projections(layer)]
     is_plain = (
-        len({type(projection) for projection in known}) == 1
-        and type(known[0]) in kinds
-        and len(projections) == len(known)
+        all(len({*map(type, each)}) == 1 and type(each[0]) in kinds for each in fused)
+        and len(projections) == sum(map(len, fused))
         and not any(hasattr(module, "_hf_hook") for module in modules)
         and getattr(model.config, "quantization_config", None) is None
         and all(
             getattr(layer.mlp, name).bias is None
             for layer in model.model.layers
-            for name in _OF_MLP
+            for names in _OF_MLP
+            for name in names
             if hasattr(layer.mlp, name)
         )
     )
@@ -102,10 +104,15 @@ def layer_kernels_of(plain: LayerOperations, *model: Any) -> LayerOperations | N
     return None
 
 
-def _projections(layer: Any) -> list[torch.nn.Module]:
-    """Return the projections that a decoder computes; of experts there are none."""
-    names = (_OF_ATTENTION, layer.self_attn), (_OF_MLP, layer.mlp)
-    return [getattr(of, name) for each, of in names for name in each if hasattr(of, name)]
+def _projections(layer: Any) -> list[list[torch.nn.Module]]:
+    """Return the projections that a decoder computes, by product; of experts there are none."""
+    products = (_OF_ATTENTION, layer.self_attn), (_OF_MLP, layer.mlp)
+    return [
+        [getattr(of, name) for name in names]
+        for each, of in products
+        for names in each
+        if hasattr(of, names[0])
+    ]
 
 
 class Decoder:
@@ -262,10 +269,12 @@ def _mlp_of(mlp: Any) -> _GatedMLP | Experts:
     return _GatedMLP(gate_up, _product(mlp, "down_proj"), activation)
 
 
-def _product(module: Any, own: str, *parts: str) -> Product:
+def _product(module: Any, own: str, *parts: str) -> AnyProduct:
     """Return the product with a projection of the checkpoint's own, or else with its parts'."""
     names = (own,) if hasattr(module, own) else parts
     projections = [getattr(module, name) for name in names]
+    if isinstance(projections[0], HalfLinear):
+        return projections[0].product
     is_quantized = isinstance(projections[0], QuantizedLinear)
     return Product(
         _fuse("weight", *projections),

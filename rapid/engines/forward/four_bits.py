@@ -26,11 +26,28 @@ _GPU_BLOCKS = 65_535  # that a GPU's operator takes: a grid's most in its second
 def pack_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weights [out, in] packed in four bits for their device, and scales of `codes_of`."""
     codes, scales = codes_of(weight)
+    return pack_codes(codes, len(scales)), scales
+
+
+def pack_codes(codes: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """Return codes [out, in] packed for their device, where a row has so many groups."""
     if _is_on_cpu(codes):
-        return torch._convert_weight_to_int4pack_for_cpu(codes.int(), 1), scales
+        # Few rows at a time: the operator takes eight times the bytes of what it returns.
+        num_rows = max(CONVERTED["cpu"] // codes.shape[1] // PACKED_ROWS, 1) * PACKED_ROWS
+        pack = torch._convert_weight_to_int4pack_for_cpu
+        return torch.cat([pack(part.int(), 1) for part in torch.split(codes, num_rows)])
     pairs = codes[:, ::2] << 4 | codes[:, 1::2]
-    num_tiles = group_of(weight.shape[1]) // _GPU_COLUMNS
-    return torch._convert_weight_to_int4pack(pairs, num_tiles), scales
+    return torch._convert_weight_to_int4pack(pairs, codes.shape[1] // num_groups // _GPU_COLUMNS)
+
+
+def scales_of(scale: torch.Tensor, zero: torch.Tensor | int) -> torch.Tensor:
+    """Return scale and middle [..., 2] of weights (code - zero) * scale.
+
+    What bfloat16 does not hold is rounded, as torch's operators take no more; the middle is that of
+    the rounded scale, which leaves small weights nearest.
+    """
+    scale = scale.bfloat16()
+    return torch.stack((scale, ((_HALF - zero) * scale.float()).bfloat16()), -1)
 
 
 def codes_of(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -29,9 +29,10 @@ from rapid.checkpoints.vocabulary import num_ids
 from rapid.config import EngineConfig
 from rapid.engines.attention import ragged as attention
 from rapid.engines.forward.decoder import decoder_of
-from rapid.engines.forward.gguf_weights import read_weights
-from rapid.engines.forward.products import check_method, quantize
-from rapid.engines.forward.quantization import quantization_config
+from rapid.engines.forward.gguf_weights import has_few_bits, read_weights
+from rapid.engines.forward.half_products import can_pack, pack_halves
+from rapid.engines.forward.products import check_method, check_stored, quantize
+from rapid.engines.forward.quantization import TEXT_NAMES, StoredWeights, quantization_config
 from rapid.engines.forward.shards import RankPart, Shard, read_shard, shard_weights
 from rapid.engines.kv.cache import KVLayout
 from rapid.engines.kv.fp8 import check_device
@@ -40,8 +41,6 @@ from rapid.planning.families import sliding_layers, window_of
 from rapid.planning.plan import MemoryNeed
 from rapid.planning.ring_sizes import RingPlan, ring_plan
 
-# Names of the text model's weights in Gemma 3 checkpoints that read images as well.
-_TEXT_NAMES = {r"^(model\.)?language_model\.(model\.)?": "model."}
 _NO_SCALING = ("rope_theta", "partial_rotary_factor")  # what rope parameters hold beside a scaling
 
 
@@ -99,32 +98,39 @@ def load_model(
         device = torch.device("cuda", shard.rank % torch.cuda.device_count())  # of this machine
         torch.cuda.set_device(device)  # or pinning memory, say, makes a context on the first one
     dtype = _dtype(config.dtype, device)
-    own_method = quantization = None
+    own_method = quantization = stored = None
     if isinstance(config.quantization, str):
         own_method = config.quantization
-        if facts.quantization is not None:
-            raise ConfigurationError(
-                f"model {config.model!r} is stored quantized: leave quantization out"
-            )
         check_method(own_method, device, dtype)
+    elif facts.stored is not None:
+        check_stored(facts.stored, device, dtype)
+        stored = StoredWeights(source, facts.stored, shard, model_config)
+        vars(model_config).pop("quantization_config", None)  # or transformers would read it
     elif isinstance(config.quantization, dict) and config.quantization:
         quantization = quantization_config(config.quantization)
     if config.kv_cache_dtype == "fp8":
         check_device(device)
     if shard is None or not shard.rank:
         check_memory(config, with_pools=with_pools, num_machines=num_machines)
-    home = device if own_method is None else torch.device("cpu")
-    model = _load_weights(config, source, model_config, quantization, home, dtype, shard)
+    is_packed = own_method is not None or stored is not None
+    home = torch.device("cpu") if is_packed else device
+    model = _load_weights(config, source, model_config, quantization, home, dtype, shard, stored)
     if own_method is not None:
         quantize(model, own_method, device)
+    if stored is not None:
+        stored.pack(model, device)
+    if is_packed:
         model = model.to(device)
     model = model.eval().requires_grad_(False)
-    decoder = decoder_of(model)  # fuses its weights before anything else takes the memory for it
-    if shard is not None and decoder is None:
+    # Fuses its weights before anything else takes the memory for it.
+    is_fused = decoder_of(model) is not None
+    if shard is not None and not is_fused:
         raise ConfigurationError(
             f"model {config.model!r} cannot be split over processes, as its projections are more "
             "than products: leave tensor_parallel out"
         )
+    if is_fused and dtype == torch.float32 and _may_pack(source, device):
+        pack_halves(model)
     return LoadedModel(
         config=config,
         model=model,
@@ -144,6 +150,13 @@ def load_model(
             sliding=tuple(sliding_layers(model_config.to_dict())),
         ),
     )
+
+
+def _may_pack(source: str, device: torch.device) -> bool:
+    """Return whether weights in float16 stand for those of a checkpoint on a device."""
+    if device.type != "cpu" or not is_gguf(source):
+        return False
+    return has_few_bits(read_header(source)) and can_pack()
 
 
 def check_memory(*configs: EngineConfig, with_pools: bool = False, num_machines: int = 1) -> None:
@@ -173,6 +186,7 @@ def _load_weights(
     device: torch.device,
     dtype: torch.dtype,
     shard: Shard | None = None,
+    stored: StoredWeights | None = None,
 ) -> Any:
     """Return the model on its device; quantized weights are created there and never moved."""
     settings: dict[str, Any] = {}
@@ -180,7 +194,7 @@ def _load_weights(
     if shard is not None:
         own = shard.settings(model_config, _head_dim(model_config))
     if model_config.model_type == "gemma3_text":
-        settings["key_mapping"] = _TEXT_NAMES
+        settings["key_mapping"] = TEXT_NAMES
     if quantization is not None:
         settings["quantization_config"] = quantization
     is_quantized = quantization is not None or hasattr(model_config, "quantization_config")
@@ -193,6 +207,8 @@ def _load_weights(
         check_weights(config.model)
         weights = read_weights(read_header(source), read_settings(source), dtype)
         weights = weights if shard is None else shard_weights(weights, shard, model_config)
+    elif stored is not None:
+        weights = stored.read_others(dtype)
     elif shard is not None:
         weights = read_shard(source, shard, dtype, model_config)
     if weights is not None:

@@ -14,7 +14,9 @@ import torch
 from torch.nn.functional import linear
 
 from rapid.engines.forward import four_bits
+from rapid.engines.forward.half_products import HalfProduct
 from rapid.errors import ConfigurationError
+from rapid.planning.packed_bits import BITS, StoredBits
 
 Method = Literal["fp8", "int4", "int8"]
 
@@ -72,6 +74,9 @@ class Product:
         return product.view(*shape, -1)
 
 
+AnyProduct: TypeAlias = Product | HalfProduct
+
+
 class QuantizedLinear(torch.nn.Module):
     """A linear layer with weights in eight or four bits, in place of transformers' own."""
 
@@ -100,19 +105,36 @@ def check_method(method: Method, device: torch.device, dtype: torch.dtype) -> No
         raise ConfigurationError(
             f"quantization: {method} computes in bfloat16: set dtype to bfloat16"
         )
-    if device.type != "cuda":
-        return
-    capability = torch.cuda.get_device_capability(device)
-    if method == "fp8" and capability < FP8_CAPABILITY:
+    if (least := _lacks(method, device)) is not None:
+        instead = "load_in_8bit" if method == "fp8" else "load_in_4bit"
         raise ConfigurationError(
-            "quantization: fp8 needs a GPU of compute capability 9.0 (H100 or later): set "
-            "quantization to load_in_8bit: true, or leave it out"
+            f"quantization: {method} needs {least}: set quantization to {instead}: true, or leave "
+            "it out"
         )
-    if method == "int4" and capability < INT4_CAPABILITY:
+
+
+def check_stored(stored: StoredBits, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise ConfigurationError unless a device can compute with weights that are stored so."""
+    if dtype != torch.bfloat16:
         raise ConfigurationError(
-            "quantization: int4 needs a GPU of compute capability 8.0 (A100 or later): set "
-            "quantization to load_in_4bit: true, or leave it out"
+            f"weights that are stored quantized ({stored}) compute in bfloat16: set dtype to "
+            "bfloat16"
         )
+    if (least := _lacks("int4" if stored.bits == BITS else "fp8", device)) is not None:
+        raise ConfigurationError(
+            f"weights that are stored quantized ({stored}) need {least}: take another checkpoint"
+        )
+
+
+def _lacks(method: Method, device: torch.device) -> str | None:
+    """Return what a method needs where a device is not that."""
+    least = {"fp8": FP8_CAPABILITY, "int4": INT4_CAPABILITY}.get(method)
+    if device.type != "cuda" or least is None:
+        return None
+    if torch.cuda.get_device_capability(device) >= least:
+        return None
+    name = "H100" if method == "fp8" else "A100"
+    return f"a GPU of compute capability {least[0]}.{least[1]} ({name} or later)"
 
 
 def quantize(model: torch.nn.Module, method: Method, device: torch.device) -> None:

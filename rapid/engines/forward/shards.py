@@ -75,6 +75,14 @@ class Shard:
             return torch.zeros_like(whole)
         return whole
 
+    def block(
+        self, module: str, num_out: int, num_in: int, model_config: Any
+    ) -> tuple[list[slice], slice]:
+        """Return the rows and columns that this rank has of a projection's weight [out, in]."""
+        kind = module.rpartition(".")[2]
+        rows = self._rows(kind, num_out, model_config) if kind in _BY_ROWS else [slice(0, num_out)]
+        return rows, self._range(num_in) if kind in _BY_COLUMNS else slice(0, num_in)
+
     def _rows(self, module: str, length: int, model_config: Any) -> list[slice]:
         """Return this rank's rows of a projection, which may be several that are stored as one."""
         heads, kv_heads = model_config.num_attention_heads, model_config.num_key_value_heads

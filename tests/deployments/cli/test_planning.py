@@ -12,6 +12,7 @@ import pytest
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer
 from rapid.planning.shapes import KNOWN_SHAPES, KNOWN_VOCABULARIES
 from tests.deployments.cli.command import rapid
+from tests.rapid.tiny_stored import publish
 
 ROOT = Path(__file__).parents[3]
 
@@ -179,6 +180,21 @@ class TestPlan:
         told = f"the drafter has {rows} of the MLP on each GPU, and quantization: int4 packs 64"
         assert told in result.stderr
         assert rapid(*pair, "--drafter-gpus", "2").exit_code == 0
+
+    def test_a_published_checkpoint_has_the_bits_that_it_is_stored_in(self, tmp_path):
+        engine, plain = publish(tmp_path, "awq")
+        options = ("--gpu", "h200", "--context", "256", "--drafter-context", "64")
+        result = rapid(
+            "plan", "--target", engine.model, "--drafter", engine.model, "--drafter-gpus", "0",
+            *options,
+        )  # fmt: skip
+        assert result.exit_code == 0, result.stderr
+        said = " ".join(result.stdout.split())
+        assert "stored is stored quantized: awq, 4 bits in groups of 128" in said
+        more = ("--target", engine.model, "--drafter", plain.model, "--target-bits", "8")
+        result = rapid("plan", *more, *options)
+        assert result.exit_code == 1
+        assert "leave --target-bits out" in result.stderr
 
     def test_nor_are_they_what_a_plan_advises(self):
         options = ("--target", "qwen2.5-72b", "--gpu", "a100-80gb", "--context", "131072")

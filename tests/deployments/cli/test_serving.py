@@ -17,6 +17,7 @@ from ray.exceptions import AuthenticationError
 from deployments.cli.server_process import ServerProcess, running_pid, stop_running
 from deployments.cli.server_state import ServerState
 from tests.deployments.cli.command import rapid
+from tests.rapid.tiny_stored import publish
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,6 +53,21 @@ class TestCheckConfig:
         said = " ".join(rapid("check-config", str(path)).stdout.split())
         assert "embedded:target answers as 'large', embedded:drafter drafts" in said
         assert "embedded:drafter answers as 'lookup', prompt lookup drafts" in said
+
+    def test_it_says_how_a_published_checkpoint_is_stored(self, tmp_path):
+        engine, _ = publish(tmp_path, "awq")
+        (Path(engine.model) / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+        file = yaml.safe_load((ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
+        args = file["applications"][0]["args"]
+        del args["retriever"]
+        args["target"]["engine"] |= {
+            "model": engine.model, "max_context": 256, "kv_cache_tokens": 4096
+        }  # fmt: skip
+        args["drafter"] = "prompt_lookup"
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(file), encoding="utf-8")
+        said = " ".join(rapid("check-config", str(path)).stdout.split())
+        assert "stored (awq, 4 bits in groups of 128) answers as" in said
 
     def test_a_mistake_is_one_readable_message(self, tmp_path):
         text = (ROOT / "serve_config.yaml").read_text(encoding="utf-8")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,3 +145,65 @@ def test_a_rope_without_scaling_reaches_no_further() -> None:
         model=str(checkpoint()), rope_scaling={"rope_type": "default", "factor": 4.0}
     )
     assert read_model_facts(config).num_positions == 1024
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+WIDE = {"hidden_size": 128, "head_dim": 32, "num_key_value_heads": 4, "intermediate_size": 384}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "changes", "setting", "sentence"),
+    [
+        ({"quant_method": "fp9"}, {}, {}, "stored quantized by 'fp9', which is not known: take"),
+        (BLOCKS, {}, {"tensor_parallel": 2}, "by 'fp8', which tensor_parallel does not split"),
+        (BLOCKS, {}, {"quantization": "fp8"}, "stored quantized: leave quantization out"),
+        (BLOCKS, {}, {"quantization": {"load_in_4bit": True}}, "leave quantization out"),
+        (AWQ, {}, {"quantization": {"quant_method": "awq"}}, "leave quantization out"),
+        (AWQ, {}, {"device": "balanced"}, "(awq), which is not for layers that accelerate places"),
+        (AWQ | {"bits": 8}, {}, {}, "(awq), but its weights have 8 bits, and 4 are packed: take"),
+        (
+            {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+            {},
+            {},
+            "has a quantization_config that cannot be read: KeyError('config_groups')",
+        ),
+        (
+            AWQ | {"group_size": 256},
+            {},
+            {},
+            "has 128 columns, which its groups of 256 do not divide: take another checkpoint",
+        ),
+        (
+            AWQ,
+            {"intermediate_size": 416},
+            {},
+            "has 416 rows of the MLP, and weights of 4 bits are in 64 together",
+        ),
+        (AWQ, {}, {"tensor_parallel": 4}, "has 32 rows of queries of each process"),
+        (
+            AWQ,
+            {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
+             "moe_intermediate_size": 64, "sliding_window": None},
+            {},
+            "which is not built for weights that are stored quantized (awq, 4 bits in groups of",
+        ),
+    ],
+)  # fmt: skip
+def test_a_quantized_checkpoint_is_refused_at_the_door(
+    tmp_path: Path,
+    quantization: dict[str, Any],
+    changes: dict[str, Any],
+    setting: dict[str, Any],
+    sentence: str,
+) -> None:
+    path = copied(tmp_path, quantization_config=quantization, **WIDE | changes)
+    with pytest.raises(ConfigurationError, match=re.escape(sentence)):
+        read_model_facts(EngineConfig(model=str(path), dtype="bfloat16", **setting))
+
+
+def test_what_transformers_reads_is_left_to_it(tmp_path: Path) -> None:
+    quantization = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    path = str(copied(tmp_path, quantization_config=quantization, **WIDE))
+    facts = read_model_facts(EngineConfig(model=path, quantization={"load_in_4bit": True}))
+    assert (facts.stored, facts.quantization) == (None, quantization)

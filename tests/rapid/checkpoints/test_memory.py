@@ -28,6 +28,7 @@ from rapid.errors import ConfigurationError
 from rapid.planning import shapes
 from rapid.planning.plan import MemoryNeed
 from tests.rapid.tiny_models import checkpoint, engine_config, loaded
+from tests.rapid.tiny_stored import publish
 
 MIB = 2**20
 
@@ -185,6 +186,16 @@ class TestNeed:
         converted = need(config, on_gpu=True).workspace - others.workspace
         shape = read_model_facts(config).shape
         assert converted == 3 * 2 * shape.hidden * 2 * shape.intermediate  # for a prefill
+
+    @pytest.mark.parametrize("name", ["awq", "gptq of rows", "w4a16 with zeros", "fp8"])
+    def test_a_published_checkpoint_is_counted_as_it_is_packed(self, tmp_path, name):
+        config, plain = publish(tmp_path, name)
+        model = load_model(config).model
+        held = [*model.parameters(), *model.get_submodule("model.layers").buffers()]
+        assert need(config).weights == sum(tensor.nbytes for tensor in held)
+        others = need(plain, on_gpu=True).workspace
+        converted = need(config, on_gpu=True).workspace - others
+        assert converted == (0 if name == "fp8" else 3 * 2 * 128 * 2 * 384)  # for a prefill
 
     @pytest.mark.parametrize(
         ("quantization", "bits"),

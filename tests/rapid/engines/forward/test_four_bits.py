@@ -21,6 +21,7 @@ from rapid.engines.forward.four_bits import (
     numbers_of,
     pack_weight,
     product,
+    scales_of,
     unpack_parts,
 )
 from rapid.engines.forward.loading import LoadedModel, load_model
@@ -117,6 +118,18 @@ def test_the_numbers_of_a_row_do_not_depend_on_the_others() -> None:
     together = product(rows, own, scales)
     for first, last in ((0, 1), (0, 3), (5, 21), (17, 64)):
         assert torch.equal(product(rows[first:last], own, scales), together[first:last])
+
+
+def test_published_scales_are_rounded_to_bfloat16_alone() -> None:
+    """By a share of 2 ** -9 of a number, and of what lies between the middle and zero."""
+    torch.manual_seed(0)
+    scale, zero = torch.rand(3, 64) / 100, torch.randint(0, 17, (3, 64))
+    codes = torch.randint(0, 16, (64, 3 * 128), dtype=torch.uint8)
+    wide = [each.t().repeat_interleave(128, dim=1) for each in (scale, zero)]
+    exact = (codes - wide[1].float()) * wide[0]
+    off = (numbers_of(codes, scales_of(scale, zero)) - exact).abs()
+    assert bool((off <= (exact.abs() + (8 - wide[1]).abs() * wide[0]) * 1.01 / 2**8).all())
+    assert far_off(numbers_of(codes, scales_of(scale, zero)), exact) < 0.004
 
 
 def test_blocks_of_rows_are_packed_apart_as_together() -> None:
