@@ -11,6 +11,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from deployments.cli.serving import check_config
 from deployments.config.plans import deployment_plans
 from deployments.config.serve_config import ServeConfig
 from deployments.config.serve_file import check
@@ -116,9 +117,11 @@ class TestVllm:
         return written
 
     def test_one_that_drafts_is_accepted_and_its_vocabulary_compared(
-        self, monkeypatch, tmp_path, path
+        self, monkeypatch, tmp_path, path, capsys
     ) -> None:
         fake_vllm.install(monkeypatch, tmp_path)
+        check_config(path())
+        assert "embedded:drafter (vllm) drafts" in capsys.readouterr().out
         config = check(path(quantization="awq", gpu_memory_share=0.4))
         assert isinstance(config.drafter_pool.engine, VllmConfig)
         assert deployment_plans(config)["Drafter"].options["max_ongoing_requests"] >= 16
