@@ -3,7 +3,7 @@
     python -m benchmarks.decoding.beside_llama_cpp [--model smollm2-135m] [--threads 2] [--runs 3]
 
 needs `rapid models get smollm2-135m` and llama.cpp's Python package, which pip builds in minutes.
-Both read the same token ids, our LICENSE with a question (2,238 tokens of SmolLM2), then another
+Both read the same token ids, our LICENSE with a question (2,256 tokens of SmolLM2), then another
 question on it, whose beginning they have kept, and decode the likeliest tokens. They take turns in
 one process, three minutes; one thread is timed in seconds of processor time, which hardly depend on
 the load. Distributions are compared with those in float32 (`kv_fp8_models.py`).
