@@ -35,7 +35,7 @@ def pack_codes(codes: torch.Tensor, num_groups: int) -> torch.Tensor:
         # Few rows at a time: the operator takes eight times the bytes of what it returns.
         num_rows = max(CONVERTED["cpu"] // codes.shape[1] // PACKED_ROWS, 1) * PACKED_ROWS
         pack = torch._convert_weight_to_int4pack_for_cpu
-        return torch.cat([pack(part.int(), 1) for part in codes.split(num_rows)])
+        return torch.cat([pack(part.int(), 1) for part in torch.split(codes, num_rows)])
     pairs = codes[:, ::2] << 4 | codes[:, 1::2]
     return torch._convert_weight_to_int4pack(pairs, codes.shape[1] // num_groups // _GPU_COLUMNS)
 
