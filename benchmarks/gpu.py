@@ -5,12 +5,14 @@ shapes, so texts mean nothing and acceptance is synthetic, which every such numb
 run in the order below. A part is skipped with a line when its time or memory is missing, and given
 up when it fails. The table of all results comes last, also when time runs out.
 
-1. every attention candidate against float32; wrong ones are refused before anything is timed;
-2. kernel time of the others against the bytes they must read (8K keys stay in the device's cache),
+1. every attention candidate against float32 (wrong ones are refused before anything is timed), the
+   kernels of rows and layers against their specification, a tiny model's steps against a CPU's;
+2. steps of Llama-3.1-8B and of drafters (itself, and the 1B), ordinary and as captured graphs:
+   against the bytes they must read, their launches, and for how long the device is idle;
+3. the speedup over our own plain path in rounds with all that engines do beside forwards, lossless
+   and fused with a witness, at all contexts and several temperatures;
+4. kernel time of attention against the bytes it must read (8K keys stay in the device's cache),
    also for a long sequence among short ones and for six questions on one document;
-3. steps of Llama-3.1-8B and of drafters (itself, and the 1B), ordinary and as captured graphs;
-4. the speedup over our own plain path: modelled from these steps, measured in rounds with all that
-   engines do beside forwards, and modelled with the drafter on a device of its own;
 5. prefill, whole and its attention alone;
 6. Llama-3.1-70B from a slice of its layers, extrapolated, in bfloat16 and in four bits;
 7. products of a 70B's layer with quantized weights, those of four bits against their numbers;
@@ -47,6 +49,7 @@ sys.path.insert(0, str(FOLDER.parent))  # for a machine without an install
 try:
     import torch
 
+    from benchmarks.on_gpu.agreement import agreement
     from benchmarks.on_gpu.attention import correctness, kernels_against_bytes, prefill_kernels
     from benchmarks.on_gpu.bench import SMOKE, Bench, OutOfTime, Plan
     from benchmarks.on_gpu.eight_and_four_bits import keys_in_fp8, quantized_products
@@ -91,9 +94,10 @@ def measure(bench: Bench) -> None:
     if not bench.candidates:
         bench.say("everything else", "skipped: no attention was found right here")
         return
-    bench.part("2. attention against the bytes it reads", 30, kernels_against_bytes)
-    bench.part("3. steps of the target and of drafters", 60, steps)
-    bench.part("4. speedups", 5, speedups)
+    bench.part("1. agreement with a CPU", 10, agreement)
+    bench.part("2. steps of the target and of drafters", 60, steps)
+    bench.part("3. speedups", 5, speedups)
+    bench.part("4. attention against the bytes it reads", 30, kernels_against_bytes)
     bench.part("5. prefill", 40, prefill)
     bench.part("5. prefill, attention alone", 15, prefill_kernels)
     bench.part("6. Llama-3.1-70B by a slice", 60, slices)

@@ -251,6 +251,7 @@ class LocalApplication:
         *,
         drafter: Literal["target", ServedDrafting] | None = None,
         engine: dict[str, Any] | None = None,
+        drafts: dict[str, Any] | None = None,
         speculation: dict[str, Any] | None = None,
         load: Callable[[EngineConfig], Any] = FakeEngine,
         **orchestrator: Any,
@@ -259,6 +260,7 @@ class LocalApplication:
         settings.setdefault("speculation", {}).update(speculation or {})
         settings["orchestrator"].update(orchestrator)
         settings["target"]["engine"].update(engine or {})
+        settings["drafter"]["engine"] = drafts or settings["drafter"]["engine"]
         if drafter:
             settings["drafter"] = drafter
         if drafter in SERVED_DRAFTINGS:

@@ -2,13 +2,13 @@
 
 It needs no GPU and takes about a minute. The table shows the registers of a thread, the bytes that
 it spills, the shared memory of a program and, of attention, into how many buffers the loop loads
-keys and values: two mean that a block is loaded while the one before is computed. Attention is
-compiled for capabilities 8.0 (A100) and 9.0 (H100, H200), in every number format and size of tile,
-and with KV in fp8 for 9.0, with queries in bfloat16. `--drawing` prints the kernels that draw and
-judge tokens instead, and `--layers` those of a layer's other operations, for every capability from
-8.0 to 12.0.
+keys and values: two mean that a block is loaded while the one before is computed. Kernels are
+compiled for capabilities 8.0 (A100), 8.9 (L4, L40S), 9.0 (H100, H200), 10.0 (B200) and 12.0 (RTX):
+attention in every number format, with the blocks and tiles that a device takes, and with KV in fp8
+and queries in bfloat16. `--drawing` prints the kernels that draw and judge tokens instead, and
+`--layers` those of a layer's other operations.
 
-    python -m benchmarks.engine.kernel_resources [--json] [--quick] [--drawing | --layers]
+    python -m benchmarks.engine.kernel_resources [--json] [--quick | --first] [--drawing | --layers]
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from triton import compile, knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rapid.engines.attention.cases import TILES
 from rapid.engines.attention.triton_kernel import (
     LAUNCHES,
-    MAX_PACKED_FLOAT32,
     Launch,
     _attend_to_items,
     constants_of,
     first_launch,
 )
-from rapid.engines.attention.work_items import BLOCK_KEYS
+from rapid.engines.attention.work_items import TILES, tiling_of
 from rapid.engines.forward import layer_kernels
 from rapid.speculation.fast import race_kernels, row_kernels
 
 CAPABILITIES = (80, 90)
-ALL_CAPABILITIES = (80, 89, 90, 100, 120)
+# Shared memory of a program, from the CUDA manual.
+SHARED_BYTES = {80: 163 * 2**10, 89: 99 * 2**10, 90: 227 * 2**10}
+SHARED_BYTES |= {100: 227 * 2**10, 120: 99 * 2**10}
 DRAWING = (
     "read_rows", "settle_blocks", "fuse_rows", "cut_rows", "race_candidates", "race_rows",
     "choose_tokens",
@@ -70,6 +70,7 @@ def resources(
     launch: Launch,
     group: int,
     head_dim: int,
+    block_keys: int,
 ) -> dict[str, Any]:
     """Compile the kernel and return what the compiler says about it.
 
@@ -81,8 +82,11 @@ def resources(
         launch: warps and stages.
         group: query heads of a KV head.
         head_dim: numbers of a head.
+        block_keys: most keys of a block.
     """
-    constants = constants_of(dtype, 8 * group, group, head_dim, packed, is_windowed=False)
+    constants = constants_of(
+        dtype, 8 * group, group, head_dim, packed, block_keys, is_windowed=False
+    )
     pointers = {"query": f"*{FORMATS[dtype]}", "keys": f"*{kept}", "values": f"*{kept}"}
     pointers |= {"table": "*i32", "parts": "*fp32", "lses": "*fp32", "scale": "fp32"}
     arguments = _attend_to_items.arg_names
@@ -101,12 +105,13 @@ def resources(
         "capability": capability,
         "format": FORMATS[dtype],
         "keys": kept,
+        "block_keys": block_keys,
         "packed": packed,
         "warps": launch.num_warps,
         "stages": launch.num_stages,
         **used(kernel.asm["cubin"]),
         "shared_bytes": kernel.metadata.shared,
-        "buffers": buffers(kernel.asm["ttgir"], head_dim),
+        "buffers": buffers(kernel.asm["ttgir"], head_dim, block_keys),
     }
 
 
@@ -190,9 +195,9 @@ def used(cubin: bytes) -> dict[str, int]:
     }
 
 
-def buffers(code: str, head_dim: int) -> int:
+def buffers(code: str, head_dim: int, block_keys: int) -> int:
     """Return into how many buffers the loop loads keys, or values if those are fewer."""
-    shapes = {f"{head_dim}x{BLOCK_KEYS}x", f"{BLOCK_KEYS}x{head_dim}x"}
+    shapes = {f"{head_dim}x{block_keys}x", f"{block_keys}x{head_dim}x"}
     found = re.findall(r"local_alloc : \(\).*?memdesc<(\d+)x(\d+x\d+x)", code)
     numbers = [int(number) for number, shape in found if shape in shapes]
     return min(numbers, default=0) if len(numbers) == 2 else 0
@@ -203,35 +208,35 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="a list instead of a table")
-    parser.add_argument("--quick", action="store_true", help="only first launches in bfloat16")
+    parser.add_argument("--first", action="store_true", help="only launches that need no timing")
+    parser.add_argument("--quick", action="store_true", help="those in bfloat16 for 8.0 and 9.0")
     parser.add_argument("--drawing", action="store_true", help="kernels that draw tokens instead")
     parser.add_argument("--layers", action="store_true", help="kernels of layers instead")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--group", type=int, default=4, help="query heads of a KV head")
     arguments = parser.parse_args()
-    formats = [torch.bfloat16] if arguments.quick else FORMATS
-    cases = [
-        (dtype, FORMATS[dtype], capability) for dtype in formats for capability in CAPABILITIES
-    ]
     found = []
-    if arguments.drawing or arguments.layers:
-        cases = []
-        for capability in CAPABILITIES if arguments.quick else ALL_CAPABILITIES:
-            if arguments.drawing:
-                found += [drawing_resources(capability, name) for name in DRAWING]
-            else:
-                found += layer_resources(capability)
-    for dtype, kept, capability in [*cases, (torch.bfloat16, FP8, 90)] if cases else []:
-        is_float32 = dtype == torch.float32
-        launches = [first_launch(dtype)] if is_float32 or arguments.quick else LAUNCHES
-        for packed in TILES:
-            if not is_float32 or packed <= MAX_PACKED_FLOAT32:
-                found += [
-                    resources(
-                        capability, dtype, kept, packed, one, arguments.group, arguments.head_dim
-                    )
-                    for one in launches
-                ]
+    capabilities = CAPABILITIES if arguments.quick else tuple(SHARED_BYTES)
+    for capability in capabilities:
+        if arguments.drawing:
+            found += [drawing_resources(capability, name) for name in DRAWING]
+        elif arguments.layers:
+            found += layer_resources(capability)
+    formats = [torch.bfloat16] if arguments.quick else FORMATS
+    cases = [(dtype, FORMATS[dtype], each) for dtype in formats for each in capabilities]
+    cases += [(torch.bfloat16, FP8, each) for each in capabilities if each >= 89]
+    for dtype, kept, capability in [] if found else cases:
+        is_first_only = dtype == torch.float32 or arguments.quick or arguments.first
+        tiling = tiling_of(arguments.head_dim, dtype.itemsize, SHARED_BYTES[capability])
+        found += [
+            resources(
+                *(capability, dtype, kept, packed, one),
+                *(arguments.group, arguments.head_dim, tiling.block_keys),
+            )
+            for packed in TILES
+            if packed <= tiling.most_rows
+            for one in ([first_launch(dtype)] if is_first_only else LAUNCHES)
+        ]
     if arguments.json:
         print(json.dumps(found))
         return

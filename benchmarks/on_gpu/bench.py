@@ -167,6 +167,22 @@ class Bench:
         if self.is_cuda:
             torch.cuda.synchronize(self.device)
 
+    def lose(self, name: str, ms: float) -> None:
+        """Note the time of one of `rapid.planning.plan.Losses` where it is measured first."""
+        self.report.setdefault("losses", {}).setdefault(name, max(ms, 1e-3) / 1e3)
+
+    def count_launches(self, run: Callable[[], object]) -> tuple[int, float]:
+        """Return a call's launches (on a CPU operations) and the milliseconds that they take."""
+        kind = torch.profiler.ProfilerActivity.CUDA if self.is_cuda else None
+        kinds = [kind or torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=kinds) as seen:
+            run()
+            self.wait()
+        events = seen.events() or []
+        if self.is_cuda:
+            events = [one for one in events if one.device_type == torch.autograd.DeviceType.CUDA]
+        return len(events), sum(one.time_range.elapsed_us() for one in events) / 1e3
+
     def driver_bytes(self) -> int:
         """Return the memory in use that is not torch's: the context, kernels, captured graphs."""
         if not self.is_cuda:

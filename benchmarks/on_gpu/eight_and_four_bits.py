@@ -27,6 +27,7 @@ def quantized_products(bench: Bench) -> None:
     products = {method: Product(*quantize_weight(weight, method)) for method in methods}
     own, scales = products["int4"].weight, products["int4"].scale
     assert scales is not None
+    packed_bytes = own.nbytes + scales.nbytes
     numbers = four_bits.numbers_of(*four_bits.codes_of(weight)).bfloat16()
     group = shape[1] // len(scales)
     report = bench.report["quantized products"] = []
@@ -43,6 +44,11 @@ def quantized_products(bench: Bench) -> None:
         times["int4, packed"] = bench.kernel_ms(packed)
         times["int4, converted"] = bench.kernel_ms(converted)
         report.append({"rows": num_rows, "ms": times, "int4 off by": far})
+        if num_rows == 1:
+            losses = bench.report.setdefault("losses", {})
+            least = weight.nbytes / bench.peak()[0] * 1e3
+            losses["weights_share"] = least / times["bfloat16"]
+            losses["four_bits_share"] = least * packed_bytes / weight.nbytes / times["int4"]
         bench.say(
             f"{shape[0]} x {shape[1]} weights, {num_rows} rows",
             "; ".join(f"{name} {ms:.3f} ms" for name, ms in times.items())

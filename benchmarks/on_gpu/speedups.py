@@ -1,8 +1,9 @@
-"""Speedups over plain decoding: modelled from the measured steps, and measured in whole rounds."""
+"""Speedups over plain decoding, measured in whole rounds with synthetic acceptance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from benchmarks.on_gpu.bench import Bench, OutOfTime
 from rapid.messages import DraftBlock
-from rapid.planning.speedups import draft_ahead_speedup, sequential_speedup, tokens_per_round
+from rapid.planning.speedups import sequential_speedup, tokens_per_round
 from rapid.speculation.draw import Draw
 from rapid.speculation.fast.step import answer_questions
 from rapid.speculation.questions import ToDecode, ToJudge, ToPropose
@@ -32,17 +33,14 @@ LOSSLESS: Any = SimpleNamespace(
     transfer_temperature=1.0,
     is_witnessed=False,
 )
+FUSED: Any = SimpleNamespace(**vars(LOSSLESS) | {"eta": 10.0, "is_witnessed": True})
+METHODS = {"lossless": LOSSLESS, "fused with a witness": FUSED}
+TEMPERATURES = (1.0, 0.7, 0.3, 0.0)  # of the sequences of a batch, in turn
 
 
 def sequential(k: int, plain_ms: float, draft_ms: float, verify_ms: float) -> float:
     times = {"target_s": plain_ms, "draft_s": draft_ms, "verify_s": verify_ms}
     return sequential_speedup(tokens_per_round(ACCEPTANCE, k), k, **times)
-
-
-def ahead(k: int, plain_ms: float, draft_ms: float, verify_ms: float) -> float:
-    """Return the speedup of drafting ahead, as if all were accepted, on a device of its own."""
-    times = {"target_s": plain_ms, "draft_s": draft_ms, "verify_s": verify_ms}
-    return draft_ahead_speedup(tokens_per_round(ACCEPTANCE, k), k, ACCEPTANCE**k, **times)
 
 
 def verify_ms(times: dict[tuple[int, int, int], float], context: int, batch: int, k: int) -> float:
@@ -52,28 +50,21 @@ def verify_ms(times: dict[tuple[int, int, int], float], context: int, batch: int
     return float(np.interp(k, known, points))
 
 
-def best(
-    speedup: Callable[[int, float, float, float], float],
-    times: dict[tuple[int, int, int], float],
-    context: int,
-    batch: int,
-    draft_ms: float,
-) -> tuple[int, float]:
-    """Return the best draft length and its speedup, from measured times."""
+def best(bench: Bench, context: int, batch: int, draft_ms: float) -> int:
+    """Return the best draft length by the measured times of steps."""
+    times = bench.step_ms
+    most = max(rows for c, b, rows in times if (c, b) == (context, batch))
     plain = times[context, batch, 1]
-    lengths = range(1, max(rows for c, b, rows in times if (c, b) == (context, batch)) + 1)
-    found = {k: speedup(k, plain, draft_ms, verify_ms(times, context, batch, k)) for k in lengths}
-    length = max(found, key=lambda k: found[k])
-    return length, found[length]
+
+    def speedup(k: int) -> float:
+        return sequential(k, plain, draft_ms, verify_ms(times, context, batch, k))
+
+    return max(range(1, most + 1), key=speedup)
 
 
-def roofline_speedup(bench: Bench, name: str, context: int, batch: int) -> float:
-    plain = bench.models["8B"].least_ms(context, batch)
-    draft = bench.models[name].least_ms(bench.plan.draft_context, batch)
-    return max(sequential(k, plain, draft, plain) for k in range(1, 17))
-
-
-def rounds(bench: Bench, name: str, context: int, batch: int, k: int) -> dict[str, float]:
+def rounds(
+    bench: Bench, name: str, context: int, batch: int, k: int, method: Any
+) -> dict[str, float]:
     """Return milliseconds of a plain token and of a round, with the engines' work beside forwards.
 
     Drafts are proposed and drawn, blocks are judged, and plain tokens are drawn, each for all
@@ -85,40 +76,54 @@ def rounds(bench: Bench, name: str, context: int, batch: int, k: int) -> dict[st
     plain_feeds = target.feeds(context, batch, 1)
     draft_feeds = drafter.feeds(bench.plan.draft_context, batch, 1)
     block_feeds = target.feeds(context, batch, k)
+    witness_feeds = target.feeds(bench.plan.draft_context, batch, k) if method.is_witnessed else []
+
+    def draw_of(choice: int, position: int = 0) -> Draw:
+        sampling = SimpleNamespace(**vars(SAMPLING))
+        sampling.temperature = TEMPERATURES[choice % len(TEMPERATURES)]
+        return Draw(sampling, method, choice, position)
+
+    def judge(blocks: Sequence[DraftBlock]) -> list[ToJudge]:
+        found = run_target.run(block_feeds + witness_feeds)
+        witnesses = found[batch:] or [None] * batch
+        return [
+            ToJudge(block, logits, draw_of(choice), {vocab}, witness=witness)
+            for choice, (block, logits, witness) in enumerate(
+                zip(blocks, found[:batch], witnesses, strict=True)
+            )
+        ]
 
     def plain() -> None:
         rows = enumerate(run_target.run(plain_feeds))
-        answer_questions(
-            [ToDecode(row[0], Draw(SAMPLING, LOSSLESS, choice, 0)) for choice, row in rows]
-        )
+        answer_questions([ToDecode(row[0], draw_of(choice)) for choice, row in rows])
 
     def one_round() -> None:
         drawn: list[list[tuple[Any, Any, int]]] = [[] for _ in range(batch)]
         for position in range(k):
             asked = [
-                ToPropose(logits[0], Draw(SAMPLING, LOSSLESS, choice, position))
+                ToPropose(logits[0], draw_of(choice, position))
                 for choice, logits in enumerate(run_drafter.run(draft_feeds))
             ]
             for block, one in zip(drawn, answer_questions(asked), strict=True):
                 block.append((one.candidate_ids, one.candidate_probs, one.token))
-        answer_questions(
-            [
-                ToJudge(block_of(drawn[choice], choice), logits, first_of(choice), {vocab})
-                for choice, logits in enumerate(run_target.run(block_feeds))
-            ]
+        answer_questions(judge([block_of(one, choice) for choice, one in enumerate(drawn)]))
+
+    told = []
+    for choice, logits in enumerate(run_target.run(block_feeds)):
+        ids, probs = proposal(logits[0], draw_of(choice))
+        told.append(block_of([(ids, probs, int(ids[0]))] * k, choice))
+    asked = [
+        replace(
+            one,
+            logits=one.logits.clone(),
+            witness=None if one.witness is None else one.witness.clone(),
         )
+        for one in judge(told)
+    ]
 
     def judging() -> None:
-        answer_questions(blocks)
+        answer_questions(asked)
 
-    def first_of(choice: int) -> Draw:
-        return Draw(SAMPLING, LOSSLESS, choice, 0)
-
-    blocks = []
-    for choice, logits in enumerate(run_target.run(block_feeds)):
-        ids, probs = proposal(logits[0], first_of(choice))
-        block = block_of([(ids, probs, int(ids[0]))] * k, choice)
-        blocks.append(ToJudge(block, logits.clone(), first_of(choice), {vocab}))
     return {
         "plain": bench.wall_ms(plain, warm=6),
         "round": bench.wall_ms(one_round, warm=6),
@@ -160,49 +165,32 @@ def speedups(bench: Bench) -> None:
     bench.say(
         f"plain against the bytes, {large} x {context}", f"{share:.0%}", ">= 60 %", share >= 0.6
     )
-    pairs = [(name, b) for name in bench.draft_ms for b in batches if b in bench.draft_ms[name]]
-    for name, batch in pairs:
-        modelled_speedups(bench, name, batch, is_large=batch == large)
-    for name, batch in reversed(pairs):  # the 1B's first, since it has a goal
-        bench.check_time(20, "rounds")
-        measured_speedup(bench, name, batch)
+    for place in sorted({(c, b) for c, b, rows in times if rows == 8 and b in (1, large)}):
+        for told in METHODS:
+            bench.check_time(10, "rounds")
+            measured_speedup(bench, "1B", *place, told)
+    bench.check_time(10, "rounds")
+    measured_speedup(bench, "8B", context, large, "lossless")
 
 
-def modelled_speedups(bench: Bench, name: str, batch: int, *, is_large: bool) -> None:
-    """Report speedups modelled from the measured steps alone."""
-    context, times = bench.plan.contexts[0], bench.step_ms
-    draft_ms = bench.draft_ms[name][batch]
-    told = f"{name} drafter, {batch} x {context}"
-    k, modelled = best(sequential, times, context, batch, draft_ms)
-    limit = roofline_speedup(bench, name, context, batch)
-    bench.say(
-        f"sequential, forwards only, {told}",
-        f"{modelled:.2f}x at {k} of at best {limit:.2f}x by bytes ({MARK})",
-        ">= 80 % of the bytes' speedup" if is_large else "",
-        modelled >= 0.8 * limit if is_large else None,
-    )
-    k, modelled = best(ahead, times, context, batch, draft_ms)
-    is_asked = is_large and name == "1B"
-    bench.say(
-        f"draft-ahead, own GPU, {told}",
-        f"{modelled:.2f}x at {k} (modelled from these steps; {MARK})",
-        ">= 2.3x" if is_asked else "",
-        modelled >= 2.3 if is_asked else None,
-    )
-
-
-def measured_speedup(bench: Bench, name: str, batch: int) -> None:
+def measured_speedup(bench: Bench, name: str, context: int, batch: int, told: str) -> None:
     """Report the speedup of whole rounds, at the draft length that is best by the steps."""
-    context, draft_ms = bench.plan.contexts[0], bench.draft_ms[name][batch]
-    k, _ = best(sequential, bench.step_ms, context, batch, draft_ms)
-    ms = rounds(bench, name, context, batch, k)
+    draft_ms = bench.draft_ms[name][batch]
+    k = best(bench, context, batch, draft_ms)
+    ms = rounds(bench, name, context, batch, k, METHODS[told])
     measured = tokens_per_round(ACCEPTANCE, k) * ms["plain"] / ms["round"]
     bench.report.setdefault("rounds", []).append(
-        {"drafter": name, "batch": batch, "draft_length": k, "ms": ms}
+        {"drafter": name, "context": context, "batch": batch, "method": told}
+        | {"draft_length": k, "ms": ms}
     )
-    is_asked = name == "1B" and batch == 1
+    verifying = verify_ms(bench.step_ms, context, batch, k)
+    bench.lose("sampling_s", ms["plain"] - bench.step_ms[context, batch, 1])
+    bench.lose("judging_s", ms["judging the blocks"])
+    bench.lose("drafting_s", (ms["round"] - verifying - ms["judging the blocks"]) / k - draft_ms)
+    is_asked = name == "1B" and batch == 1 and context == bench.plan.contexts[0]
+    is_asked = is_asked and told == "lossless"
     bench.say(
-        f"sequential, whole rounds, {name} drafter, {batch} x {context}",
+        f"{told}, whole rounds, {name} drafter, {batch} x {context}",
         f"{measured:.2f}x at {k}: a round {ms['round']:.1f} ms, a plain token "
         f"{ms['plain']:.1f}, judging the blocks {ms['judging the blocks']:.1f} ({MARK})",
         ">= 1.2x" if is_asked else "",

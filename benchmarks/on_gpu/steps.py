@@ -106,7 +106,7 @@ def target_steps(bench: Bench, target: Served, most: int) -> None:
             if batch > room:
                 bench.say(f"8B, {batch} x {context}", f"skipped (memory holds {room})")
         for batch in batches:
-            is_main = context == plan.contexts[0] and batch in (1, min(4, max(batches)))
+            is_main = context == plan.contexts[0] and batch in (1, max(batches))
             for rows in plan.rows if is_main else (1, 8):
                 bench.check_time(15, "steps")
                 feeds = target.feeds(context, batch, rows)
@@ -118,6 +118,13 @@ def target_steps(bench: Bench, target: Served, most: int) -> None:
                 if rows in (1, 8):
                     eager = bench.wall_ms(partial(ordinary.run, feeds))
                     beside = f"; ordinary {eager:.2f} ms"
+                if rows == 1:
+                    number, busy = bench.count_launches(run)
+                    gap = max(0.0, ms - busy)
+                    beside += f"; {number} launches, idle for {gap:.2f} ms"
+                    beside += f"; {least / ms * bench.peak()[0] / 1e9:.0f} GB/s"
+                    if batch == 1:
+                        bench.lose("step_s", gap)
                 if rows > 1:
                     beside += f"; {ms / times[context, batch, 1]:.2f}x of decoding 1"
                 bench.say(

@@ -14,12 +14,12 @@ from deployments.config.serve_config import (
     ServedModel,
 )
 from rapid.catalogue import local_path
-from rapid.checkpoints.facts import read_model_facts
+from rapid.checkpoints.facts import check_vllm, read_model_facts
 from rapid.checkpoints.files import checkpoint_source, read_temperature
 from rapid.checkpoints.memory import check_fits, free_bytes, memory_needs, plan_pages
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
-from rapid.config import EngineConfig
+from rapid.config import EngineConfig, VllmConfig
 from rapid.errors import ConfigurationError
 from rapid.planning.plan import MemoryNeed
 
@@ -97,6 +97,9 @@ def _check_pool(part: AppPart[EnginePoolConfig]) -> EnginePoolConfig:
     """Return the pool with `max_context` filled in, after checking its checkpoint and KV size."""
     engine = part.settings.engine
     try:
+        if isinstance(engine, VllmConfig):  # what it runs, in how much memory, vLLM says at start
+            check_vllm()
+            return part.settings
         _check_weights(engine)
         max_context, _ = plan_pages(engine, read_model_facts(engine).num_positions)
     except ConfigurationError as error:
@@ -122,9 +125,10 @@ def _check_second_lease(model: ServedModel) -> None:
 def _check_memory(parts: Iterable[AppPart[EnginePoolConfig]]) -> None:
     """Check that all engines that start on this machine's CPU fit its free memory together."""
     needs = [
-        (f"{part.key} {part.settings.engine.model!r}", _need(part.settings.engine))
+        (f"{part.key} {engine.model!r}", _need(engine))
         for part in parts
-        if _is_on_cpu(part.settings.engine, part.settings.pool)
+        if isinstance(engine := part.settings.engine, EngineConfig)
+        if _is_on_cpu(engine, part.settings.pool)
         if part.settings.pool.nodes == 1  # others start elsewhere
         for _ in range(max(1, part.settings.pool.min_replicas))
     ]

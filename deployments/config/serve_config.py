@@ -25,6 +25,8 @@ from rapid.config import (
     OwnDrafting,
     ServedDrafting,
     SpeculationConfig,
+    VllmConfig,
+    vllm_refusal,
 )
 from retrieval.settings import RetrievalConfig
 
@@ -35,10 +37,18 @@ _CHARACTERS_PER_TOKEN = 16  # of the target's context: four times those of usual
 _LEAST_CHARACTERS = 2**20  # however short the context is
 
 
+def _whose(engine: object) -> str:
+    kind = engine.get("kind") if isinstance(engine, dict) else getattr(engine, "kind", None)
+    return "ours" if kind is None else "vLLM's"
+
+
 class EnginePoolConfig(Frozen):
     """Settings of a model's engine and of the replicas that run it."""
 
-    engine: EngineConfig
+    engine: Annotated[
+        Annotated[EngineConfig, Tag("ours")] | Annotated[VllmConfig, Tag("vLLM's")],
+        Discriminator(_whose),
+    ]
     pool: PoolConfig = PoolConfig()
 
     @model_validator(mode="after")
@@ -346,6 +356,20 @@ class ServeConfig(ApplicationConfig):
         """
         is_witness = self.speculation.is_witnessed and not isinstance(self.drafter, str)
         return self.drafter == "target" or is_witness
+
+    @model_validator(mode="after")
+    def _vllm_drafts_only(self) -> Self:
+        if isinstance(self.target.engine, VllmConfig):
+            raise ValueError(
+                "target.engine.kind: vllm drafts and does not judge: leave kind out, or give it to "
+                "drafter.engine"
+            )
+        if isinstance(self.drafter_pool.engine, VllmConfig):
+            if self.drafter_pool.pool.nodes > 1:
+                raise ValueError("drafter.pool.nodes: vllm runs on one node here: leave it out")
+            if refused := vllm_refusal(self.speculation, is_greedy=False):
+                raise ValueError("speculation.{} {}".format(*refused))
+        return self
 
     @model_validator(mode="after")
     def _only_a_model_reads_what_is_retrieved(self) -> Self:

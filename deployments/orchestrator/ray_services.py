@@ -14,6 +14,7 @@ from rapid.answering.prompting import RequestPrompts
 from rapid.answering.services import Pools, Services
 from rapid.answering.sources import Drafts
 from rapid.checkpoints.text import ChatText
+from rapid.config import VllmConfig
 from rapid.errors import DrafterUnavailable, TargetUnavailable
 from rapid.estimators import Patience
 from rapid.speculation.pace.round_costs import RoundCosts
@@ -93,6 +94,7 @@ class RayServices:
                 "target": target.max_context or target.kv_cache_tokens,
                 "drafter": drafter.max_context or drafter.kv_cache_tokens,
             },
+            vllm_drafts=isinstance(drafter, VllmConfig),
         )
 
     def _queue(self, name: str, pool: EnginePoolConfig) -> LeaseQueue:

@@ -15,7 +15,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import ray
 from ray import serve
@@ -27,7 +27,7 @@ from deployments.logs import about_lease, engine_logging
 from deployments.metrics import EngineMetrics
 from deployments.pools.nodes import Nodes, in_bundle
 from deployments.pools.shared_calls import Asked, EndedCall, Mailboxes
-from rapid.config import EngineConfig
+from rapid.config import AnyEngineConfig, VllmConfig
 from rapid.engine_status import EngineStatus
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound
 from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, TargetLogits, Verdict
@@ -45,15 +45,19 @@ _RELEASES_REMEMBERED = 10_000  # so that an `open` that arrives after its releas
 EngineFactory = Callable[..., "Engine"]
 
 
-def load_engine(config: EngineConfig, nodes: Nodes | None = None) -> Engine:
+def load_engine(config: AnyEngineConfig, nodes: Nodes | None = None) -> Engine:
     """Load an engine and take its first steps.
 
-    torch and transformers are imported here, in the engine's own process.
+    torch and transformers, or vLLM, are imported here, in the engine's own process.
 
     Args:
         config: The engine's settings.
         nodes: The nodes of its processes; None for one.
     """
+    if isinstance(config, VllmConfig):
+        from rapid.engines.vllm_engine import open_vllm
+
+        return cast("Engine", open_vllm(config))  # as far as a drafter's pool calls it
     from rapid.engines.engine import Engine
     from rapid.engines.parallel.leading import load_replica
     from rapid.engines.warming import warm_up
@@ -66,7 +70,7 @@ class EngineActor:
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: AnyEngineConfig,
         load: EngineFactory = load_engine,
         pool: str = "target",
         model_name: str = "rapid",
@@ -231,7 +235,7 @@ class EngineActor:
 
 
 def start_engine(
-    config: EngineConfig,
+    config: AnyEngineConfig,
     pool: PoolConfig,
     load: EngineFactory = load_engine,
     model_name: str = "rapid",

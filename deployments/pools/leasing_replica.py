@@ -8,7 +8,7 @@ from cluster.leases import LeasingReplica
 from cluster.placement import PoolConfig
 from deployments.logs import log_with_serve
 from deployments.pools.engine_actor import EngineFactory, load_engine, start_engine
-from rapid.config import EngineConfig
+from rapid.config import AnyEngineConfig
 
 
 class EngineReplica(LeasingReplica):
@@ -16,7 +16,7 @@ class EngineReplica(LeasingReplica):
 
     def __init__(
         self,
-        engine: EngineConfig,
+        engine: AnyEngineConfig,
         pool: PoolConfig,
         load: EngineFactory = load_engine,
         model_name: str = "rapid",

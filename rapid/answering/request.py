@@ -55,6 +55,7 @@ class RequestRun:
             services.config.default_max_tokens,
             own_drafting=services.pools.own_drafting,
             vocab_size=services.prompts.vocab_size,
+            vllm_drafts=services.pools.vllm_drafts,
         )
         self._run = Run(services, request, plan)
         self._readings = Readings(self._run)

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from rapid.config import PAPER, Mode, OwnDrafting, SamplingConfig, SpeculationConfig
+from rapid.config import (
+    PAPER,
+    Mode,
+    OwnDrafting,
+    SamplingConfig,
+    SpeculationConfig,
+    vllm_refusal,
+)
 from rapid.errors import BadRequest, PromptTooLong
 from rapid.messages import GenerateRequest
 
@@ -60,6 +67,7 @@ class RequestPlan:
         *,
         own_drafting: OwnDrafting | None,
         vocab_size: int,
+        vllm_drafts: bool = False,
     ) -> Self:
         """Settle a request, and refuse what can never be answered.
 
@@ -80,6 +88,8 @@ class RequestPlan:
         longest, hint = max_context[plan.role], plan.hint(plan.role)
         check_lengths(request, longest, max_context["drafter"], whose=plan.role, hint=hint)
         check_tokens(plan.sampling, vocab_size)
+        if vllm_drafts:
+            check_vllm_drafts(request, plan.sampling, plan.speculation)
         if own_drafting is None:  # others have one candidate, or stay on the engine
             check_blocks(request, plan.speculation, vocab_size)
         return plan
@@ -155,6 +165,25 @@ def speculation_of(
     if asked.all_draft_tokens:
         settings["draft_top_k"] = None
     return SpeculationConfig(**settings)
+
+
+def check_vllm_drafts(
+    request: GenerateRequest, sampling: SamplingConfig, speculation: SpeculationConfig
+) -> None:
+    """Raise BadRequest if a drafter that vLLM computes cannot do what a request asks of it."""
+    mode, is_greedy = request.speculation.mode, sampling.temperature == 0
+    if mode == "plain":
+        return
+    if refused := vllm_refusal(speculation, is_greedy=is_greedy):
+        raise BadRequest("rapid.{} {}".format(*refused), f"rapid.{refused[0]}", "invalid_value")
+    is_filtered = not is_greedy and (sampling.top_p < 1 or sampling.top_k is not None)
+    if mode == "rag" and request.num_logprobs is not None and is_filtered:
+        raise BadRequest(
+            "logprobs in mode 'rag' are vLLM's here, which come after its filters: leave out top_p "
+            "and top_k, or logprobs",
+            "logprobs",
+            "invalid_value",
+        )
 
 
 def check_refresh(request: GenerateRequest, own_drafting: OwnDrafting | None) -> None:

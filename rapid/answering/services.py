@@ -24,12 +24,14 @@ class Pools:
         alone: Engines that answer in `rag`: the drafter's, but a loss of theirs counts as a loss of
             the target, because no other model can continue the answer. The target's if it has none.
         max_context: Longest prompt plus answer on an engine of each role, in tokens.
+        vllm_drafts: Whether vLLM computes the drafter's engines.
     """
 
     target: EnginePool
     drafter: Drafts
     alone: EnginePool
     max_context: dict[Role, int]
+    vllm_drafts: bool = False
 
     @property
     def own_drafting(self) -> OwnDrafting | None:

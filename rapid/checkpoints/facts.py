@@ -1,7 +1,12 @@
-"""Facts of a model from its ``config.json``: whether engines can run it, and to what length."""
+"""Facts of a model from its ``config.json``: whether engines can run it, and to what length.
+
+Of a model that vLLM runs, vLLM knows them.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +27,8 @@ from rapid.planning.packed_bits import (
     unpackable,
 )
 from rapid.planning.shapes import ModelShape
+
+_LEAST_VLLM = (0, 30)  # whose calls and samplers were read
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,22 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
         quantization=quantization,
         stored=stored,
     )
+
+
+def check_vllm() -> None:
+    """Raise ConfigurationError unless a vLLM is installed whose calls are those used here."""
+    least = ".".join(map(str, _LEAST_VLLM))
+    try:
+        found = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigurationError(
+            f"kind: vllm needs vllm {least} or later, and none is installed: pip install "
+            "'rapid-serve[vllm]', or leave kind out"
+        ) from None
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < _LEAST_VLLM:
+        raise ConfigurationError(
+            f"kind: vllm needs vllm {least} or later, and {found} is installed: install a later one"
+        )
 
 
 def _read_stored(

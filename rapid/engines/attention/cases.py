@@ -16,9 +16,9 @@ from rapid.engines.attention.batch import Feed, assemble
 from rapid.engines.attention.kernel_inputs import Attend, AttentionInputs
 from rapid.engines.attention.ragged import attend_by_runs, plain_partial
 from rapid.engines.attention.segments import MAX_STEP_ROWS, Partial, num_keys
+from rapid.engines.attention.work_items import TILES
 from rapid.engines.kv.cache import KVCache, KVLayout, PageRun, PageTable
 
-TILES = (16, 32, 64, 128)  # rows of a tile of queries, counted for every head of a KV group
 SHARPNESS = 3.0  # scale of the checks' queries: a few keys carry each output, so a lost one shows
 
 

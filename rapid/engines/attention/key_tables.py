@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from rapid.engines.attention.kernel_inputs import RaggedRows
 from rapid.engines.attention.segments import Segment
-from rapid.engines.attention.work_items import BLOCK, BLOCK_KEYS, ITEM, Sizes, work_table
+from rapid.engines.attention.work_items import BLOCK, ITEM, Sizes, Tiling, tiling_of, work_table
 
 Key = tuple[torch.device, int | None]  # device and window of a layer
 
+_INTERPRETED_BYTES = 227 * 2**10  # shared memory where the interpreter runs: that of an H100
 _ALIGNED = 4  # numbers, 16 bytes: Triton compiles the kernels anew for tables that are not
 _ROOM = 5 / 4  # blocks to provide for each that whole ones take, as a run may end in a short one
 _MORE_ROOM = 64  # blocks of a sequence on top of that
@@ -41,8 +43,15 @@ class KeyTables:
 
     def _sizes(self, rows: RaggedRows, key: Key) -> Sizes:
         device, window = key
-        num_kv_heads = rows.cache.layers[0][0].shape[0]
-        sizes = Sizes.of(len(rows.slots), len(rows.segments), num_kv_heads, processors_of(device))
+        layout = rows.cache.layout
+        tiling = tiling_on(device, layout.head_dim, layout.dtype)
+        sizes = Sizes.of(
+            len(rows.slots),
+            len(rows.segments),
+            rows.cache.layers[0][0].shape[0],
+            processors_of(device),
+            tiling.block_keys,
+        )
         if window is not None or not (self._is_example or rows.prefixes()):
             return replace(sizes, shared_items=0)
         return sizes
@@ -74,7 +83,6 @@ class TableSpace:
             start: number of the tensor's numbers that others have.
             max_context: tokens of the longest sequence.
         """
-        room = int(BLOCK * num_sequences * (max_context // BLOCK_KEYS * _ROOM + _MORE_ROOM))
         self._num_parts = len(examples)
         self._sections: list[_Section] = []
         for part, tables in enumerate(examples):
@@ -85,8 +93,10 @@ class TableSpace:
                     start += 1
                 self._sections.append(_Section(part, key, sizes, start))
                 start += sizes.blocks_at
-        self._blocks_at = -(-start // BLOCK) * BLOCK
-        self.num_ints = self._blocks_at + room * len(self._sections)
+        self._blocks_at = self.num_ints = -(-start // BLOCK) * BLOCK
+        for one in self._sections:
+            num_blocks = max_context // one.sizes.block_keys * _ROOM + _MORE_ROOM
+            self.num_ints += int(BLOCK * num_sequences * num_blocks)
 
     def tables(self, space: torch.Tensor) -> list[KeyTables]:
         """Return the tables of each part of the batch as views of a tensor, for its layers."""
@@ -126,3 +136,13 @@ def processors_of(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
     return 8
+
+
+@functools.cache
+def tiling_on(device: torch.device, head_dim: int, dtype: torch.dtype) -> Tiling:
+    """Return the sizes that the kernel has on a device, for queries of a dtype."""
+    shared_bytes = _INTERPRETED_BYTES
+    if device.type == "cuda":
+        found: Any = torch.cuda.get_device_properties(device)  # torch's types lack the number
+        shared_bytes = found.shared_memory_per_block_optin
+    return tiling_of(head_dim, dtype.itemsize, shared_bytes)

@@ -19,15 +19,14 @@ import torch
 import triton
 import triton.language as tl
 
-from rapid.engines.attention.cases import TILES, Case
+from rapid.engines.attention.cases import Case
 from rapid.engines.attention.kernel_inputs import AttentionInputs
-from rapid.engines.attention.key_tables import KeyTables
+from rapid.engines.attention.key_tables import KeyTables, tiling_on
 from rapid.engines.attention.survey import Measure
-from rapid.engines.attention.work_items import BLOCK, ITEM, ROW, Sizes
+from rapid.engines.attention.work_items import BLOCK, ITEM, ROW, TILES, Sizes
 
 logger = logging.getLogger(__name__)
 
-MAX_PACKED_FLOAT32 = 32  # rows; 64 spill registers
 MERGED = 16  # parts that the merging launch reads at once
 
 
@@ -60,7 +59,7 @@ class BlockAttention:
         for case in cases:
             _, num_heads, num_rows, _ = case.inputs.query.shape
             dtype = case.inputs.query.dtype
-            packed = _tile_rows(num_heads // case.inputs.keys.shape[0] * num_rows, dtype)
+            packed = _tile_rows(num_heads // case.inputs.keys.shape[0] * num_rows, case.inputs)
             times: dict[Launch, float] = {}
             for launch in LAUNCHES_FLOAT32 if dtype == torch.float32 else LAUNCHES:
                 self.launches[dtype, packed] = launch
@@ -105,7 +104,7 @@ def attend_to_table(
         ):
             if not num_items:
                 continue
-            packed = _tile_rows(group * rows, query.dtype)
+            packed = _tile_rows(group * rows, inputs)
             launch = launches.get((query.dtype, packed), first_launch(query.dtype))
             tiles = -(-rows // (packed // group))
             _attend_to_items[(tiles, num_items, keys.shape[0])](
@@ -183,9 +182,10 @@ def first_launch(dtype: torch.dtype) -> Launch:
     return (LAUNCHES_FLOAT32 if dtype == torch.float32 else LAUNCHES)[0]
 
 
-def _tile_rows(num_rows: int, dtype: torch.dtype) -> int:
+def _tile_rows(num_rows: int, inputs: AttentionInputs) -> int:
     """Return the rows of the tiles for so many rows and heads of a group together."""
-    most = MAX_PACKED_FLOAT32 if dtype == torch.float32 else TILES[-1]
+    query = inputs.query
+    most = tiling_on(inputs.keys.device, query.shape[3], query.dtype).most_rows
     return int(np.clip(triton.next_power_of_2(num_rows), TILES[0], most))
 
 

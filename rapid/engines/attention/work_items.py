@@ -13,17 +13,51 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from rapid.engines.attention.segments import Segment, num_keys
 from rapid.engines.attention.shared_prefixes import find_shared_prefixes
 
-BLOCK_KEYS = 64
+BLOCK_KEYS = 64  # of the largest blocks
+TILES = (16, 32, 64, 128)  # rows of a tile of queries, counted for every head of a KV group
+_FIT = 0.9  # share of a program's shared memory that its tile, keys and values may take
+_LEAST_TILE = 32  # rows for which a block may not become smaller
 ITEM = 5  # columns of an item: first listed row, rows, first block, blocks, first part
 ROW = 6  # columns of a listed row: its row, its position, first item and items: own, of the prefix
 BLOCK = 3  # columns of a block: first slot, position of its first key, keys
 PROGRAMS_PER_PROCESSOR = 4
 SHARED_PROGRAMS_PER_PROCESSOR = 2  # of prefixes, whose programs have more rows
 MAX_PARTS = 2048  # parts left to be merged: 34 MB with 32 heads of 128
+
+
+class Tiling(NamedTuple):
+    """Sizes that the kernel is compiled for, by the width of heads and the device."""
+
+    block_keys: int  # most keys of a block
+    most_rows: int  # rows of the largest tile
+
+
+def tiling_of(head_dim: int, itemsize: int, shared_bytes: int) -> Tiling:
+    """Return the largest blocks and tiles that fit a device, and spill few registers or none.
+
+    `benchmarks/engine/kernel_resources.py` shows what they take.
+
+    Args:
+        head_dim: numbers of a head.
+        itemsize: bytes of a number of the queries.
+        shared_bytes: shared memory that a program may have.
+    """
+    row = (1 << (head_dim - 1).bit_length()) * itemsize
+    most, largest = min(TILES[-1], 2**15 // row), BLOCK_KEYS
+    if itemsize == torch.float32.itemsize:  # products of which take more registers
+        most, largest = max(TILES[0], min(_LEAST_TILE, 2**14 // row)), BLOCK_KEYS // 2
+    for block_keys in (largest, largest // 2, largest // 4):
+        # A tile and its weights, beside two buffers of keys and of values.
+        left = _FIT * shared_bytes - 4 * block_keys * row
+        fitting = [one for one in TILES if one * (row + block_keys * itemsize) <= left] or [0]
+        if fitting[-1] >= min(most, _LEAST_TILE):
+            break
+    return Tiling(block_keys, max(TILES[0], min(most, fitting[-1])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +70,20 @@ class Sizes:
     block_keys: int = BLOCK_KEYS  # most keys of a block
 
     @classmethod
-    def of(cls, num_rows: int, num_sequences: int, num_kv_heads: int, processors: int) -> Sizes:
+    def of(
+        cls,
+        num_rows: int,
+        num_sequences: int,
+        num_kv_heads: int,
+        processors: int,
+        block_keys: int = BLOCK_KEYS,
+    ) -> Sizes:
         """Return the sizes that fill a device, whose programs take one item and KV head each."""
         own = -(-PROGRAMS_PER_PROCESSOR * processors // num_kv_heads)
         shared = -(-SHARED_PROGRAMS_PER_PROCESSOR * processors // num_kv_heads)
         most = num_sequences // 2
-        return cls(num_rows, max(own, num_sequences), max(shared, most) if most else 0)
+        shared = max(shared, most) if most else 0
+        return cls(num_rows, max(own, num_sequences), shared, block_keys)
 
     @property
     def rows_at(self) -> int:

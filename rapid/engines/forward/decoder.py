@@ -18,8 +18,9 @@ from torch.nn.functional import embedding
 
 from rapid.engines.attention.kernel_inputs import RaggedRows
 from rapid.engines.attention.ragged import attend_to_cache
+from rapid.engines.forward.half_products import HalfLinear
 from rapid.engines.forward.layer_operations import Activation, Angles, LayerOperations, try_out
-from rapid.engines.forward.products import Product, QuantizedLinear, Rows
+from rapid.engines.forward.products import AnyProduct, Product, QuantizedLinear, Rows
 from rapid.engines.forward.shards import RankPart
 
 logger = logging.getLogger(__name__)
@@ -42,10 +43,10 @@ class _Layer:
     window: int | None  # number of last keys that a row attends to; None for all
     before_attention: torch.Tensor
     # Projection to queries, keys and values, [(heads + 2 kv_heads) * head_dim, hidden].
-    qkv: Product
+    qkv: AnyProduct
     # Copy of the norm weights of all heads, [heads + kv_heads, head_dim], or None.
     qk_norm: torch.Tensor | None
-    output: Product
+    output: AnyProduct
     after_attention: torch.Tensor | None  # weight of the norm of attention's output, or None
     before_mlp: torch.Tensor
     mlp: _GatedMLP | Experts
@@ -56,8 +57,8 @@ class _Layer:
 class _GatedMLP:
     """The weights of one layer's gated MLP."""
 
-    gate_up: Product  # gate and up projections, [2 * intermediate, hidden]
-    down: Product
+    gate_up: AnyProduct  # gate and up projections, [2 * intermediate, hidden]
+    down: AnyProduct
     activation: Activation
 
 
@@ -67,7 +68,7 @@ def decoder_of(model: Any, place: RankPart | None = None) -> Decoder | None:
     With a place, the model is one rank's part of it, and the decoder computes with the other ranks.
     """
     modules = list(model.model.modules())
-    kinds = (torch.nn.Linear, QuantizedLinear)
+    kinds = (torch.nn.Linear, QuantizedLinear, HalfLinear)
     projections = [module for module in modules if isinstance(module, kinds)]
     fused = [each for layer in model.model.layers for each in _projections(layer)]
     is_plain = (
@@ -268,10 +269,12 @@ def _mlp_of(mlp: Any) -> _GatedMLP | Experts:
     return _GatedMLP(gate_up, _product(mlp, "down_proj"), activation)
 
 
-def _product(module: Any, own: str, *parts: str) -> Product:
+def _product(module: Any, own: str, *parts: str) -> AnyProduct:
     """Return the product with a projection of the checkpoint's own, or else with its parts'."""
     names = (own,) if hasattr(module, own) else parts
     projections = [getattr(module, name) for name in names]
+    if isinstance(projections[0], HalfLinear):
+        return projections[0].product
     is_quantized = isinstance(projections[0], QuantizedLinear)
     return Product(
         _fuse("weight", *projections),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,12 @@ def read_weights(
         # `dequantize` may return a view of the read-only file.
         weights[_rename(header, name)] = torch.from_numpy(np.array(numbers)).to(dtype)
     return weights
+
+
+def has_few_bits(header: GGUFHeader) -> bool:
+    """Return whether every matrix has at most 16 bits a number."""
+    matrices = [place for place in header.tensors.values() if len(place.shape) > 1]
+    return all(8 * each.num_bytes <= 16 * prod(each.shape) for each in matrices)
 
 
 def _halves_apart(numbers: Any, num_heads: int) -> Any:

@@ -13,7 +13,7 @@ from transformers.activations import GELUTanh, SiLUActivation
 from typing_extensions import override
 
 from rapid.engines.forward.layer_operations import Activation, Angles, LayerOperations
-from rapid.engines.forward.products import LEAST, Product, Rows, ScaledRows
+from rapid.engines.forward.products import LEAST, AnyProduct, Rows, ScaledRows
 from rapid.engines.kv.cache import KVCache
 from rapid.engines.kv.fp8 import FP8, LARGEST
 
@@ -38,7 +38,7 @@ class LayerKernels(LayerOperations):
         added: torch.Tensor | None,
         after: torch.Tensor | None,
         weight: torch.Tensor,
-        into: Product | None = None,
+        into: AnyProduct | None = None,
     ) -> tuple[torch.Tensor, Rows]:
         width = hidden.shape[1]
         block = triton.next_power_of_2(width)
@@ -79,14 +79,14 @@ class LayerKernels(LayerOperations):
         return query, key, value
 
     @override
-    def gate(self, both: torch.Tensor, activation: Activation, into: Product) -> Rows:
+    def gate(self, both: torch.Tensor, activation: Activation, into: AnyProduct) -> Rows:
         kind = _ACTIVATIONS.get(type(activation))
         if kind is None:
             return self.prepare(super().gate(both, activation, into), into)
         return _gate_rows(both, both.shape[1] // 2, kind, into)
 
     @override
-    def prepare(self, rows: Rows, into: Product) -> Rows:
+    def prepare(self, rows: Rows, into: AnyProduct) -> Rows:
         if isinstance(rows, ScaledRows) or not into.is_of_scaled_rows:
             return rows
         return _gate_rows(rows, rows.shape[1], _NO_GATE, into)
@@ -103,7 +103,7 @@ def tile_of(head_dim: int) -> tuple[int, int]:
     return dim, max(_TURNED // dim, 1)
 
 
-def _gate_rows(both: torch.Tensor, width: int, kind: int, into: Product) -> Rows:
+def _gate_rows(both: torch.Tensor, width: int, kind: int, into: AnyProduct) -> Rows:
     rows, output, scales = _empty_rows(both, width, into)
     # A row's scale needs all of it.
     grid = (len(both), triton.cdiv(width, GATED) if scales is None else 1)
@@ -113,7 +113,7 @@ def _gate_rows(both: torch.Tensor, width: int, kind: int, into: Product) -> Rows
 
 
 def _empty_rows(
-    like: torch.Tensor, width: int, into: Product | None
+    like: torch.Tensor, width: int, into: AnyProduct | None
 ) -> tuple[Rows, torch.Tensor, torch.Tensor | None]:
     """Return memory for rows that go into a product, with that of their numbers and scales."""
     if into is None or not into.is_of_scaled_rows:

@@ -14,6 +14,7 @@ from transformers.activations import GELUTanh
 
 from rapid.engines.forward.products import (
     FP8_CAPABILITY,
+    AnyProduct,
     Product,
     Rows,
     ScaledRows,
@@ -52,7 +53,7 @@ class LayerOperations:
         added: torch.Tensor | None,
         after: torch.Tensor | None,
         weight: torch.Tensor,
-        into: Product | None = None,
+        into: AnyProduct | None = None,
     ) -> tuple[torch.Tensor, Rows]:
         """Return the sum of hidden states and what a part of a layer adds, and the sum's norm.
 
@@ -88,12 +89,12 @@ class LayerOperations:
         key, value = cache.store(layer, slots, rotated[:, self.num_heads :], value)
         return rotated[:, : self.num_heads], key, value
 
-    def gate(self, both: torch.Tensor, activation: Activation, into: Product) -> Rows:
+    def gate(self, both: torch.Tensor, activation: Activation, into: AnyProduct) -> Rows:
         """Return the activation of the first half of numbers [rows, 2n] times the second half."""
         gate, up = both.chunk(2, dim=-1)
         return activation(gate) * up
 
-    def prepare(self, rows: Rows, into: Product) -> Rows:
+    def prepare(self, rows: Rows, into: AnyProduct) -> Rows:
         """Return rows as a product takes them."""
         return rows
 

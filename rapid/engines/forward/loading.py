@@ -29,7 +29,8 @@ from rapid.checkpoints.vocabulary import num_ids
 from rapid.config import EngineConfig
 from rapid.engines.attention import ragged as attention
 from rapid.engines.forward.decoder import decoder_of
-from rapid.engines.forward.gguf_weights import read_weights
+from rapid.engines.forward.gguf_weights import has_few_bits, read_weights
+from rapid.engines.forward.half_products import can_pack, pack_halves
 from rapid.engines.forward.products import check_method, check_stored, quantize
 from rapid.engines.forward.quantization import TEXT_NAMES, StoredWeights, quantization_config
 from rapid.engines.forward.shards import RankPart, Shard, read_shard, shard_weights
@@ -121,12 +122,15 @@ def load_model(
     if is_packed:
         model = model.to(device)
     model = model.eval().requires_grad_(False)
-    decoder = decoder_of(model)  # fuses its weights before anything else takes the memory for it
-    if shard is not None and decoder is None:
+    # Fuses its weights before anything else takes the memory for it.
+    is_fused = decoder_of(model) is not None
+    if shard is not None and not is_fused:
         raise ConfigurationError(
             f"model {config.model!r} cannot be split over processes, as its projections are more "
             "than products: leave tensor_parallel out"
         )
+    if is_fused and dtype == torch.float32 and _may_pack(source, device):
+        pack_halves(model)
     return LoadedModel(
         config=config,
         model=model,
@@ -146,6 +150,13 @@ def load_model(
             sliding=tuple(sliding_layers(model_config.to_dict())),
         ),
     )
+
+
+def _may_pack(source: str, device: torch.device) -> bool:
+    """Return whether weights in float16 stand for those of a checkpoint on a device."""
+    if device.type != "cpu" or not is_gguf(source):
+        return False
+    return has_few_bits(read_header(source)) and can_pack()
 
 
 def check_memory(*configs: EngineConfig, with_pools: bool = False, num_machines: int = 1) -> None:

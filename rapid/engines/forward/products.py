@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import linear
 
 from rapid.engines.forward import four_bits
+from rapid.engines.forward.half_products import HalfProduct
 from rapid.errors import ConfigurationError
 from rapid.planning.packed_bits import BITS, StoredBits
 
@@ -71,6 +72,9 @@ class Product:
         if self.bias is not None:
             product = product + self.bias
         return product.view(*shape, -1)
+
+
+AnyProduct: TypeAlias = Product | HalfProduct
 
 
 class QuantizedLinear(torch.nn.Module):

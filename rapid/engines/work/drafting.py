@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from rapid.engines.attention.batch import Feed
 from rapid.engines.kv.lease import Lease
-from rapid.engines.kv.sequences import Proposal
+from rapid.engines.kv.sequences import Proposal, Sequence
 from rapid.engines.work.base import SequenceWork
 from rapid.errors import OutOfStep
 from rapid.messages import DraftBlock, TokenLogprobs, Verdict
@@ -65,6 +65,11 @@ class Drafting(SequenceWork):
         drafted = cast(Proposed, answer)
         self.sequence.draft_ids.append(drafted.token)
         self.sequence.proposals.append((drafted.candidate_ids, drafted.candidate_probs))
+
+    def _hand_out(self, token_ids: list[int], proposals: list[Proposal]) -> None:
+        """Finish with a block of drafted tokens."""
+        lease_id, drafted = self.lease.lease_id, (token_ids, proposals)
+        self.finish(draft_block(lease_id, self.choice, self.sequence, *drafted, self.elapsed_ms))
 
     def _within_room(self, num_tokens: int) -> int:
         """Return `num_tokens`, cut to what the lease has room to draft; raise OutOfStep if none."""
@@ -129,7 +134,7 @@ class Draft(Drafting):
             sequence.num_offered = min(len(sequence.draft_ids), self._num_tokens)
             sequence.gap.hand_out(time.perf_counter())
             offered = slice(sequence.num_offered)
-            self.finish(draft_block(self, sequence.draft_ids[offered], sequence.proposals[offered]))
+            self._hand_out(sequence.draft_ids[offered], sequence.proposals[offered])
 
     def ahead(self, step_s: float | None) -> DraftAhead | None:
         """Return the work of drafting ahead, in steps of `step_s`, while the block is judged."""
@@ -171,23 +176,30 @@ class DraftAhead(Drafting):
         )
 
 
-def draft_block(work: SequenceWork, token_ids: list[int], proposals: list[Proposal]) -> DraftBlock:
+def draft_block(
+    lease_id: str,
+    choice: int,
+    sequence: Sequence,
+    token_ids: list[int],
+    proposals: list[Proposal],
+    draft_ms: float,
+) -> DraftBlock:
     """Return drafted tokens and their proposals, padded to one width, as a message."""
-    shape = (len(proposals), max(len(ids) for ids, _ in proposals))
+    shape = (len(proposals), max((len(ids) for ids, _ in proposals), default=0))
     candidate_ids = np.full(shape, -1, dtype=np.int32)
     candidate_probs = np.zeros(shape, dtype=np.float32)
     for row, (ids, probs) in enumerate(proposals):
         candidate_ids[row, : len(ids)] = ids
         candidate_probs[row, : len(ids)] = probs
     return DraftBlock(
-        lease_id=work.lease.lease_id,
-        choice=work.choice,
-        position=work.sequence.num_generated,
+        lease_id=lease_id,
+        choice=choice,
+        position=sequence.num_generated,
         token_ids=np.asarray(token_ids, dtype=np.int32),
         candidate_ids=candidate_ids,
         candidate_probs=candidate_probs,
-        draft_ms=work.elapsed_ms,
-        digest=work.sequence.digest,
+        draft_ms=draft_ms,
+        digest=sequence.digest,
     )
 
 

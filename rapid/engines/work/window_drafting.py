@@ -18,7 +18,7 @@ from rapid.config import WindowDrafting
 from rapid.engines.attention.batch import Feed
 from rapid.engines.kv.lease import Lease
 from rapid.engines.kv.sequences import Proposal
-from rapid.engines.work.drafting import Drafting, draft_block
+from rapid.engines.work.drafting import Drafting
 from rapid.speculation.questions import Answer, Proposed
 
 
@@ -80,4 +80,4 @@ class WindowDraft(Drafting):
         self._token_ids.append(drafted.token)
         self._proposals.append((drafted.candidate_ids, drafted.candidate_probs))
         if len(self._token_ids) == self._num_tokens or drafted.token in self._eos_ids:
-            self.finish(draft_block(self, self._token_ids, self._proposals))
+            self._hand_out(self._token_ids, self._proposals)

@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
+from deployments.config.plans import deployment_plans
+from deployments.config.serve_config import ServeConfig
 from deployments.config.serve_file import check
+from rapid.config import VllmConfig
 from rapid.embedded import DRAFTER, TARGET
 from rapid.errors import ConfigurationError
+from tests import fake_vllm
 from tests.deployments.config.swapped import swap_tokens
 
 CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
@@ -86,6 +91,70 @@ def test_a_checkpoint_that_engines_cannot_run_is_refused(
     path.write_text(yaml.safe_dump(file))
     with pytest.raises(ConfigurationError, match=f"target.engine: .*{message}"):
         check(path)
+
+
+class TestVllm:
+    """Pools of vLLM's: what is refused before one starts."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Callable[..., Path]:
+        def written(role: str = "drafter", more: object = None, **engine: object) -> Path:
+            file = yaml.safe_load(CONFIG.read_text())
+            args = file["applications"][0]["args"]
+            model = args[role]["engine"]["model"]
+            args[role]["engine"] = {
+                "kind": "vllm",
+                "model": model,
+                "max_context": 1024,
+                "tensor_parallel": 1,
+            } | engine
+            args |= more or {}
+            path = tmp_path / "vllm.yaml"
+            path.write_text(yaml.safe_dump(file))
+            return path
+
+        return written
+
+    def test_one_that_drafts_is_accepted_and_its_vocabulary_compared(
+        self, monkeypatch, tmp_path, path
+    ) -> None:
+        fake_vllm.install(monkeypatch, tmp_path)
+        config = check(path(quantization="awq", gpu_memory_share=0.4))
+        assert isinstance(config.drafter_pool.engine, VllmConfig)
+        assert deployment_plans(config)["Drafter"].options["max_ongoing_requests"] >= 16
+        assert ServeConfig.model_validate(config.model_dump(exclude_unset=True)) == config
+        with pytest.raises(ConfigurationError, match="different vocabularies"):
+            check(path(model=str(swap_tokens(tmp_path, DRAFTER))))
+
+    @pytest.mark.parametrize("version", [None, "0.29.1"])
+    def test_a_vllm_that_is_missing_or_old_is_refused(
+        self, monkeypatch, tmp_path, path, version
+    ) -> None:
+        if version:
+            fake_vllm.install(monkeypatch, tmp_path, version=version)
+        with pytest.raises(ConfigurationError, match=r"drafter.engine: .* vllm 0\.30 or later"):
+            check(path())
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"role": "target"}, "target.engine.kind: vllm drafts and does not judge"),
+            ({"kind": "sglang"}, "drafter.engine.kind: Input should be 'vllm'"),
+            ({"page_tokens": 8}, "drafter.engine.page_tokens: unknown key"),
+            ({"more": {"speculation": {"coupling": "shared_noise"}}}, "coupling 'shared_noise'"),
+            ({"more": {"speculation": {"draft_top_k": None}}}, "draft_top_k is at most 256"),
+            ({"more": {"speculation": {"transfer_temperature": 0.5}}}, "transfer_temperature is 1"),
+        ],
+    )
+    def test_what_it_cannot_do_is_refused_by_name(self, path, changes, message) -> None:
+        with pytest.raises(ConfigurationError, match=message):
+            check(path(**changes))
+
+    def test_it_is_on_one_node(self) -> None:
+        engine = {"kind": "vllm", "model": "m", "max_context": 64, "tensor_parallel": 2}
+        drafter = {"engine": engine, "pool": {"num_gpus": 2, "nodes": 2}}
+        with pytest.raises(ValidationError, match=r"drafter\.pool\.nodes"):
+            ServeConfig.model_validate({"target": {"engine": {"model": "m"}}, "drafter": drafter})
 
 
 class TestMemory:

@@ -447,9 +447,9 @@ async def test_the_first_text_of_a_stream_is_its_first_tokens(mode: str) -> None
 
 
 async def test_measured_lengths_rest_where_drafting_is_slower_than_plain_decoding() -> None:
-    """Every step of a fake takes 2 ms: a block takes two, plain decoding one for ten tokens."""
+    """Every step of a fake takes 10 ms: a block takes two, plain decoding one for ten tokens."""
     app = LocalApplication(draft_length="measured")
-    request = question("r", mode="lossless", seed=2_005, max_tokens=300, explain=True)
+    request = question("r", mode="lossless", seed=10_005, max_tokens=300, explain=True)
     for number in range(2):
         events = await app.answered(replace(request, request_id=f"r{number}"))
         assert tokens(events) == script(5, 300)

@@ -12,9 +12,9 @@ import torch
 import triton
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from rapid.engines.attention.cases import TILES, tile_timings
+from rapid.engines.attention.cases import tile_timings
 from rapid.engines.attention.kernel_inputs import AttentionInputs, RaggedRows
-from rapid.engines.attention.key_tables import KeyTables
+from rapid.engines.attention.key_tables import KeyTables, TableSpace
 from rapid.engines.attention.segments import Segment
 from rapid.engines.attention.shared_prefixes import MIN_SHARED_KEYS
 from rapid.engines.attention.triton_kernel import (
@@ -22,7 +22,7 @@ from rapid.engines.attention.triton_kernel import (
     BlockAttention,
     attend_to_table,
 )
-from rapid.engines.attention.work_items import BLOCK_KEYS, Sizes, work_table
+from rapid.engines.attention.work_items import BLOCK_KEYS, TILES, Sizes, work_table
 from rapid.engines.kv.cache import KVCache, KVLayout
 from tests.rapid.engines.attention.small_cases import textbook
 
@@ -82,9 +82,11 @@ def batch_of(
     return AttentionInputs(query, *own, keys, values, rows, head_dim**-0.5)
 
 
-def attend(inputs: AttentionInputs, processors: int = 2) -> torch.Tensor:
-    rows = inputs.rows
-    sizes = Sizes.of(len(rows.slots), len(rows.segments), inputs.keys.shape[0], processors)
+def attend(
+    inputs: AttentionInputs, processors: int = 2, block_keys: int = BLOCK_KEYS
+) -> torch.Tensor:
+    rows, num_kv_heads = inputs.rows, inputs.keys.shape[0]
+    sizes = Sizes.of(len(rows.slots), len(rows.segments), num_kv_heads, processors, block_keys)
     table = torch.from_numpy(work_table(rows.segments, sizes, inputs.window)).to(DEVICE)
     return attend_to_table(inputs, table, sizes, {})
 
@@ -153,6 +155,17 @@ def test_questions_about_one_document_equal_the_textbook() -> None:
     torch.testing.assert_close(attend(inputs, 2), textbook(inputs), atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("block_keys", [16, 32])
+@pytest.mark.parametrize("window", [None, 70])
+def test_smaller_blocks_for_smaller_devices_equal_the_textbook(
+    block_keys: int, window: int | None
+) -> None:
+    torch.manual_seed(block_keys)
+    inputs = replace(batch_of([*VERIFY, (runs(150, 9, first=400), 8)], 1, 2, 24), window=window)
+    got = attend(inputs, 2, block_keys)
+    torch.testing.assert_close(got, textbook(inputs), atol=2e-5, rtol=0)
+
+
 @pytest.mark.parametrize("window", [1, 6, 70, 5000])
 def test_rows_see_the_last_keys_of_their_window(window: int) -> None:
     torch.manual_seed(window)
@@ -164,13 +177,15 @@ def test_a_table_that_is_refilled_serves_other_lengths_and_other_sharing() -> No
     torch.manual_seed(0)
     alone = [(runs(31, first=3100), 4), (runs(30, first=2100), 2), (runs(1, first=3200), 1),
              (runs(400, first=2300), 3)]  # fmt: skip
-    tables, kernel = KeyTables(max_context=64), BlockAttention()
     first, second = batch_of(alone, 1, 2, 16), batch_of(QUESTIONS, 1, 2, 16)
+    example = KeyTables(is_example=True)
+    example.of(first.rows, DEVICE, None)
+    space = TableSpace([example], len(alone), 5, max_context=2048)
+    memory = np.zeros(space.num_ints, dtype=np.int32)
     for inputs in (first, second):
-        inputs.rows.memo["key tables"] = tables
-    torch.testing.assert_close(kernel(first), textbook(first), atol=2e-5, rtol=0)
-    assert tables.refill(second.rows.segments)
-    torch.testing.assert_close(kernel(second), textbook(second), atol=2e-5, rtol=0)
+        assert space.fill(memory, [inputs.rows.segments]) is not None
+        (inputs.rows.memo["key tables"],) = space.tables(torch.from_numpy(memory).to(DEVICE))
+        torch.testing.assert_close(BlockAttention()(inputs), textbook(inputs), atol=2e-5, rtol=0)
 
 
 def test_every_size_of_tile_takes_the_launch_that_was_fastest_for_it() -> None:

@@ -19,6 +19,7 @@ from rapid.engines.attention.work_items import (
     MAX_PARTS,
     ROW,
     Sizes,
+    tiling_of,
     work_table,
 )
 from rapid.engines.forward.buckets import bucket_of, pad_rows
@@ -173,6 +174,25 @@ def test_the_sections_of_a_shape_never_change_their_places() -> None:
         for one in (table_of(questions(6, 8)), table_of(steps(*[900] * 6, rows=8)))
     }
     assert len(places) == 1
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "itemsize", "shared_kib", "tiling"),
+    [
+        (64, 2, 99, (64, 128)),
+        (128, 2, 163, (64, 128)),  # an A100
+        (128, 2, 99, (64, 64)),  # an L4, an L40S, an RTX
+        (256, 2, 227, (64, 64)),  # an H100 and later
+        (256, 2, 163, (32, 64)),
+        (256, 2, 99, (32, 32)),
+        (128, 4, 99, (32, 32)),
+        (256, 4, 99, (16, 16)),
+    ],
+)
+def test_wide_heads_have_smaller_blocks_and_tiles_where_memory_is_small(
+    head_dim: int, itemsize: int, shared_kib: int, tiling: tuple[int, int]
+) -> None:
+    assert tiling_of(head_dim, itemsize, shared_kib * 2**10) == tiling
 
 
 def test_heads_that_are_few_here_because_ranks_share_them_get_more_items() -> None:
