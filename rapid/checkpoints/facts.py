@@ -72,14 +72,16 @@ def read_model_facts(config: EngineConfig) -> ModelFacts:
         )
     num_positions, rope = reach(config.rope_scaling, settings, config.max_context, model)
     shape = _shape(model, settings)
-    stored = _read_stored(settings.get("quantization_config"), config, model)
+    # compressed-tensors named it otherwise at first.
+    quantization = settings.get("quantization_config") or settings.get("compression_config")
+    stored = _read_stored(quantization, config, model)
     _check_setting(shape, config, stored, model)
     return ModelFacts(
         shape=shape,
         num_positions=num_positions,
         rope_override=rope,
         dtype=settings.get("dtype") or settings.get("torch_dtype"),
-        quantization=settings.get("quantization_config"),
+        quantization=quantization,
         stored=stored,
     )
 
@@ -162,7 +164,7 @@ def text_settings(settings: dict[str, Any]) -> dict[str, Any]:
     except (ValueError, TypeError, AttributeError) as error:
         what = " ".join(str(error).split())
         raise ConfigurationError(f"the text_config of a gemma3 model is wrong: {what}") from error
-    names = ("dtype", "torch_dtype", "quantization_config")
+    names = ("dtype", "torch_dtype", "quantization_config", "compression_config")
     return text | {name: settings[name] for name in names if name in settings}
 
 

@@ -202,6 +202,14 @@ def test_a_quantized_checkpoint_is_refused_at_the_door(
         read_model_facts(EngineConfig(model=str(path), dtype="bfloat16", **setting))
 
 
+def test_the_first_name_of_compressed_tensors_settings_is_known(tmp_path: Path) -> None:
+    groups = {"group_0": {"weights": {"num_bits": 8, "strategy": "channel"}}}
+    settings = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    path = copied(tmp_path, compression_config=settings | {"config_groups": groups}, **WIDE)
+    stored = read_model_facts(EngineConfig(model=str(path))).stored
+    assert str(stored) == "compressed-tensors, fp8 with a scale for each row"
+
+
 def test_what_transformers_reads_is_left_to_it(tmp_path: Path) -> None:
     quantization = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     path = str(copied(tmp_path, quantization_config=quantization, **WIDE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,39 @@ from tests.rapid.tiny_models import random_prompt
 from tests.rapid.tiny_stored import PUBLISHED, publish
 
 CUDA = torch.device("cuda")
+HEADS_OF_64 = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
+SIZES: dict[str, dict[str, int]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": HEADS_OF_64,
+    "gemma3_text": HEADS_OF_64,
+    "phi3": {"hidden_size": 256, "intermediate_size": 384},
+}
 
 
 def linears(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """The projections of the layers, and no other matrix."""
     layers = model.get_submodule("model").named_modules(prefix="model")
     return {name: layer for name, layer in layers if name.endswith("_proj")}
+
+
+def test_of_a_checkpoint_that_reads_images_the_text_model_is_read(tmp_path: Path) -> None:
+    config, plain = publish(tmp_path, "fp8", "gemma3_text", **SIZES["gemma3_text"])
+    weights = {
+        f"language_model.{name}": tensor
+        for name, tensor in load_file(Path(config.model) / "model.safetensors").items()
+    }
+    weights["vision_tower.embeddings.weight"] = torch.ones(2, 2)
+    save_file(weights, Path(config.model) / "model.safetensors", metadata={"format": "pt"})
+    text = json.loads((Path(config.model) / "config.json").read_text())
+    whole = {"model_type": "gemma3", "text_config": text}
+    whole["quantization_config"] = text.pop("quantization_config")
+    (Path(config.model) / "config.json").write_text(json.dumps(whole))
+    for own, expected in zip(
+        steps(load_model(config), config), steps(load_model(plain), plain), strict=True
+    ):
+        assert torch.equal(own, expected)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -48,13 +76,13 @@ def test_each_product_is_with_the_numbers_of_the_checkpoint(tmp_path: Path, name
         assert torch.equal(layer(identity[100:103]), weight.t()[100:103])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("name", ["awq", "gptq v2", "fp8"])
+@pytest.mark.parametrize("family", SIZES)
+@pytest.mark.parametrize("name", ["awq", "fp8"])
 async def test_a_published_model_keeps_the_fused_decoder(
     tmp_path: Path, name: str, family: str
 ) -> None:
     """It says what the plain model says; biases, which Qwen2 has, are added after a rounding."""
-    config, plain = publish(tmp_path, name, family)
+    config, plain = publish(tmp_path, name, family, **SIZES[family])
     loaded = load_model(config)
     for own, expected in zip(steps(loaded, config), steps(load_model(plain), plain), strict=True):
         if expected.numel():
@@ -65,7 +93,7 @@ async def test_a_published_model_keeps_the_fused_decoder(
 WHOLES: list[tuple[str, str, dict[str, int]]] = [
     *((name, "qwen2", {}) for name in PUBLISHED),
     ("awq", "qwen2", {"num_key_value_heads": 1, "head_dim": 64}),  # that both ranks have
-    *((name, "phi3", {"hidden_size": 256, "intermediate_size": 384}) for name in ("awq", "fp8")),
+    *((name, "phi3", SIZES["phi3"]) for name in ("awq", "fp8")),
 ]
 
 
