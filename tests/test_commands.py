@@ -53,12 +53,11 @@ SMALLEST = {
 }
 FOR_HELP = {
     "benchmarks.decoding.reference": "needs a checkout of the reference code",
+    "benchmarks.decoding.beside_llama_cpp": _HUB,
     "benchmarks.engine.kv_fp8_models": _HUB,
     "benchmarks.engine.quantized": _HUB,
     "benchmarks.pictures.house": "draws what is committed, and a copy has no commits",
     "rapid drain": "drains a node of a running Ray",
-    "benchmarks.serving.front_limits": "starts several servers beside each other",
-    "benchmarks.serving.lost_ranks": _MINUTES,
     "benchmarks.serving.own_text": _HUB,
     "benchmarks.serving.served_draft_length": _MINUTES,
     "benchmarks.serving.startup": "starts the application and no more, as serving.load does",
