@@ -52,6 +52,7 @@ SMALLEST = {
     "rapid stop": "",
 }
 FOR_HELP = {
+    "benchmarks.decoding.beside_llama_cpp": "needs llama.cpp's package",
     "benchmarks.decoding.reference": "needs a checkout of the reference code",
     "benchmarks.decoding.beside_llama_cpp": _HUB,
     "benchmarks.engine.kv_fp8_models": _HUB,
