@@ -54,7 +54,6 @@ SMALLEST = {
 FOR_HELP = {
     "benchmarks.decoding.beside_llama_cpp": "needs llama.cpp's package",
     "benchmarks.decoding.reference": "needs a checkout of the reference code",
-    "benchmarks.decoding.beside_llama_cpp": _HUB,
     "benchmarks.engine.kv_fp8_models": _HUB,
     "benchmarks.engine.quantized": _HUB,
     "benchmarks.pictures.house": "draws what is committed, and a copy has no commits",
