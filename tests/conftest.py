@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
 
-from tests.ray_cluster import application, fakes, ray_cluster
+from tests.ray_cluster import application, end_ray, fakes, ray_cluster
 
 __all__ = ["application", "fakes", "ray_cluster"]
 
@@ -23,3 +24,19 @@ if not torch.cuda.is_available():
 # Machines that test may be slow, and nothing here is measured by the clock.
 settings.register_profile("no deadline", settings.default, deadline=None)
 settings.load_profile("no deadline")
+
+_LAST_OF_RAY: list[pytest.Item] = []
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Note the last test of Ray, whose idle applications take half a core from all others."""
+    of_ray = [item for item in items if "ray_cluster" in getattr(item, "fixturenames", ())]
+    _LAST_OF_RAY[:] = of_ray[-1:]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """End Ray after its last test."""
+    if item in _LAST_OF_RAY:
+        end_ray()

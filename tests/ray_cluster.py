@@ -58,9 +58,18 @@ def ray_cluster() -> Iterator[str]:
         )
         serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
         yield f"http://127.0.0.1:{port}"
+        end_ray()
+    shutil.rmtree(temp_dir, ignore_errors=True)
+
+
+def end_ray() -> None:
+    """End the private Ray, if it runs."""
+    import ray
+    from ray import serve
+
+    if ray.is_initialized():
         serve.shutdown()
         ray.shutdown()
-    shutil.rmtree(temp_dir, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
