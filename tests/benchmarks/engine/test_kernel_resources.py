@@ -69,7 +69,7 @@ def test_nothing_is_spilled_and_registers_are_bounded(compiled: list[dict[str, A
 def test_kernels_that_draw_tokens_spill_nothing() -> None:
     compiled = compile_ahead("--quick", "--drawing")
     assert {one["capability"] for one in compiled} == {80, 90}
-    assert [one["spilled_bytes"] for one in compiled] == [0] * 12
+    assert [one["spilled_bytes"] for one in compiled] == [0] * 14
     assert max(one["registers"] for one in compiled) <= 128
 
 
