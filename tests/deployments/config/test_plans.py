@@ -25,17 +25,20 @@ PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 POOL = {"num_gpus": 1, "max_replicas": 2}
 STORE = {"kind": "server", "url": "https://qdrant:6333"}
 EMBEDDER = {"kind": "bge-m3"}
+LIBRARY = {"database": "postgresql://db/rapid", "blobs": "s3://files"}
 CONFIG = ServeConfig.model_validate(
     {
         "target": {"engine": {"model": "/models/target"}, "pool": POOL},
         "drafter": {"engine": {"model": "/models/drafter"}, "pool": POOL},
         "retriever": {"retrieval": {"store": STORE, "embedder": EMBEDDER}, "pool": POOL},
         "orchestrator": {"pool": POOL},
+        "library": {"pool": POOL, **LIBRARY},
         "api": {"pool": POOL},
     }
 )
 OTHERS = {
     "keys_file": Path("keys.json"),
+    "folder": Path("/elsewhere"),
     "node_labels": {"rapid-pool": "other"},
     "quantization": "int8",
     "embedder": LexicalEmbedderConfig(),
@@ -49,6 +52,7 @@ DEPLOYMENTS = {
     "drafter": "Drafter",
     "retriever": "Retriever",
     "orchestrator": "Orchestrator",
+    "library": "Librarian",
     "api": "Ingress",
 }
 
