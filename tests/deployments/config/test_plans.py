@@ -92,6 +92,7 @@ SETTINGS = [
     each
     for each in leaves(CONFIG)
     if each != "api.models"  # which follows from the others
+    if each != "library.pool.first_token_goal_s"  # of engines
     if not each.endswith(("engine_cpus", "nodes")) or each.startswith(("target", "drafter"))
 ]
 
@@ -176,15 +177,18 @@ def test_every_row_is_about_a_setting() -> None:
 @pytest.mark.parametrize(
     ("drafter", "done"),
     [
-        ("target", {"Drafter": "ends", "Orchestrator": "rolls"}),
-        ("prompt_lookup", {"Drafter": "ends", "Retriever": "ends", "Orchestrator": "rolls"}),
+        ("target", {"Drafter": "ends"}),
+        ("prompt_lookup", {"Drafter": "ends", "Retriever": "ends", "Librarian": "rolls"}),
     ],
 )
 def test_another_kind_of_drafter(drafter: str, done: dict[str, str]) -> None:
-    assert rows()[drafter] == "rolls Orchestrator, starts or ends Drafter and Retriever"
+    assert rows()[drafter] == (
+        "rolls Orchestrator, starts or ends Drafter and Retriever, whose end rolls Librarian"
+    )
+    done = done | {"Orchestrator": "rolls"}
     new = CONFIG.model_copy(update={"drafter": drafter})
     assert effects(deployment_plans(CONFIG), deployment_plans(new)) == done
-    assert restarted(CONFIG, new) == {"Orchestrator"}
+    assert restarted(CONFIG, new) == {name for name, each in done.items() if each == "rolls"}
 
 
 def test_a_model_that_is_not_embedded_any_more() -> None:
