@@ -1,0 +1,1 @@
+"""Files that people upload: read, kept and found again."""
