@@ -101,21 +101,21 @@ def attempt(what, *arguments):
         return "done"
     except OSError as error:
         return type(error).__name__
-outcomes = [
-    attempt(socket.socket), attempt(socket.create_connection, ("127.0.0.1", 9)), attempt(os.fork),
-    attempt(os.execv, sys.executable, ["python"]), attempt(os.kill, os.getppid(), 0),
+outcomes = [attempt(socket.socket), attempt(socket.create_connection, ("127.0.0.1", 9)), {}]
+text = " ".join(outcomes) + str(dict(os.environ))
+return ParsedText(text, "text/plain", Layout.of(text))
+"""
+OTHERS = """
+    attempt(os.fork), attempt(os.execv, sys.executable, ["python"]), attempt(os.kill, 1, 0),
     attempt(lambda: open("PLACE", "wb", 0).write(b"x")),
     attempt(lambda: [open("/dev/null") for _ in range(99)]),
-]
-text = " ".join(outcomes) + f" {dict(os.environ)}"
-return ParsedText(text, "text/plain", Layout.of(text))
 """
 
 
 async def test_the_worker_can_do_nothing_but_read(file, replace_reader, monkeypatch, tmp_path):
     monkeypatch.setenv("RAPID_SECRET", "secret")
-    replace_reader(REPORT.replace("PLACE", str(tmp_path / "written")))
-    outcomes, _, environment = (await parse_file(file, "a.txt")).text.partition(" {")
+    replace_reader(REPORT.format(OTHERS.replace("PLACE", str(tmp_path / "written"))))
+    outcomes, _, environment = (await parse_file(file, "a.txt")).text.partition("{")
     assert outcomes.split()[:5] == ["PermissionError"] * 5
     assert outcomes.split()[5:] == ["OSError", "OSError"]
     assert "RAPID" not in environment
@@ -123,12 +123,10 @@ async def test_the_worker_can_do_nothing_but_read(file, replace_reader, monkeypa
 
 
 async def test_without_seccomp_python_has_no_sockets(file, replace_reader):
-    replace_reader(
-        REPORT.replace("PLACE", os.devnull),
-        "from library.parsing import confinement; confinement._CALLS = {}\n",
-    )
+    before = "from library.parsing import confinement; confinement._CALLS = {}\n"
+    replace_reader(REPORT.format(""), before)
     parsed = await parse_file(file, "a.txt")
-    assert parsed.text.split()[:2] == ["PermissionError"] * 2
+    assert parsed.text.startswith("PermissionError PermissionError{")
 
 
 async def test_a_cancelled_caller_leaves_no_process(file, replace_reader, tmp_path):
