@@ -33,7 +33,12 @@ class Jobs:
         self._clock = clock
 
     async def add(
-        self, session: AsyncSession, kind: JobKind, tenant: str, file_id: str, store_id: str = ""
+        self,
+        session: AsyncSession,
+        kind: JobKind | str,
+        tenant: str,
+        file_id: str,
+        store_id: str = "",
     ) -> None:
         """Add a job within a transaction; one that is there already stays as it is."""
         same = select(JobRow.id).where(
