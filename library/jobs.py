@@ -35,7 +35,7 @@ class Jobs:
     async def add(
         self,
         session: AsyncSession,
-        kind: JobKind | str,
+        kind: JobKind,
         tenant: str,
         file_id: str,
         store_id: str = "",

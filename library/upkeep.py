@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from library.jobs import JobKind
 from library.opening import Library
 from library.schema import FileRow, JobRow, StoreFileRow
 from library.stored_files import layout_of, original_of, text_of
@@ -76,21 +77,21 @@ async def _find_work(
     jobs = (await session.scalars(select(JobRow))).all()
     known = {(job.file_id, job.kind, job.store_id) for job in jobs}
     entries = (await session.scalars(select(StoreFileRow))).all()
-    needed = {
-        (row.id, "read" if row.status == "uploaded" else "delete", ""): row.tenant
-        for row in files.values()
-        if row.status in ("uploaded", "deleting")
-    } | {
+    needed: dict[tuple[str, JobKind, str], str] = {
         (each.file_id, "index", each.store_id): each.tenant
         for each in entries
         if each.status == "in_progress"
     }
+    for row in files.values():
+        if row.status == "uploaded":
+            needed[row.id, "read", ""] = row.tenant
+        elif row.status == "deleting":
+            needed[row.id, "delete", ""] = row.tenant
     undone = [key for key in needed if key not in known]
     if repairs:
         for file_id, kind, store_id in undone:
-            await library.jobs.add(
-                session, kind, needed[file_id, kind, store_id], file_id, store_id
-            )
+            tenant = needed[file_id, kind, store_id]
+            await library.jobs.add(session, kind, tenant, file_id, store_id)
         gone = [job.id for job in jobs if job.file_id not in files]
         await session.execute(delete(JobRow).where(JobRow.id.in_(gone)))
     return [Finding("work that nobody does", file_id) for file_id, _, _ in undone]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 import random
-import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -77,23 +77,26 @@ async def test_what_was_acknowledged_survives_kills(tmp_path: Path):
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     for _ in range(20):
-        server = await _start(tmp_path, port)
-        kill = asyncio.get_running_loop().call_later(
-            rng.uniform(0.05, 1.0), server.send_signal, signal.SIGKILL
-        )
-        await asyncio.gather(*(_use(url, kept, deleted, rng.random()) for _ in range(15)))
-        kill.cancel()
+        server = await asyncio.to_thread(_start, tmp_path, port)
+        num_left = rng.randrange(1, 15)
+
+        def count(server: subprocess.Popen[bytes] = server) -> None:
+            nonlocal num_left
+            num_left -= 1
+            if not num_left:
+                server.kill()
+
+        uses = (_use(url, kept, deleted, rng.random(), count) for _ in range(15))
+        await asyncio.gather(*uses)
         server.kill()
         server.wait()
-    server = await _start(tmp_path, port)
+    server = await asyncio.to_thread(_start, tmp_path, port)
     try:
         async with httpx.AsyncClient(base_url=url) as http:
             for file_id, content in kept.items():
-                while (file := (await http.get(f"/v1/files/{file_id}")).json())[
-                    "status"
-                ] == "uploaded":
+                while await _status(http, file_id) == "uploaded":  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
-                assert file["status"] == "processed"
+                assert await _status(http, file_id) == "processed"
                 assert (await http.get(f"/v1/files/{file_id}/content")).content == content
             listed = (await http.get("/v1/files")).json()["data"]
             assert not deleted & {each["id"] for each in listed}
@@ -113,28 +116,38 @@ async def test_what_was_acknowledged_survives_kills(tmp_path: Path):
     await library.close()
 
 
-async def _start(folder: Path, port: int) -> subprocess.Popen[bytes]:
+async def _status(http: httpx.AsyncClient, file_id: str) -> str:
+    return str((await http.get(f"/v1/files/{file_id}")).json()["status"])
+
+
+def _start(folder: Path, port: int) -> subprocess.Popen[bytes]:
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.library.serve_library", str(folder), str(port)], cwd=ROOT
     )
-    async with httpx.AsyncClient() as http:
-        while True:
-            try:
-                await http.get(f"http://127.0.0.1:{port}/health")
-                return server
-            except httpx.HTTPError:
-                assert server.poll() is None
-                await asyncio.sleep(0.05)
+    while True:
+        try:
+            httpx.get(f"http://127.0.0.1:{port}/health")
+            return server
+        except httpx.HTTPError:
+            assert server.poll() is None
+            time.sleep(0.05)
 
 
-async def _use(url: str, kept: dict[str, bytes], deleted: set[str], chance: float) -> None:
-    """Upload a file and perhaps delete it; note what the server has acknowledged."""
+async def _use(
+    url: str,
+    kept: dict[str, bytes],
+    deleted: set[str],
+    chance: float,
+    count: Callable[[], None],
+) -> None:
+    """Upload a file and perhaps delete it; note and count what the server has acknowledged."""
     content = f"The code is {chance}. ".encode() * 500
     try:
         async with httpx.AsyncClient(base_url=url) as http:
             form = {"purpose": (None, "user_data"), "file": ("n.txt", content)}
             file_id = (await http.post("/v1/files", files=form)).raise_for_status().json()["id"]
             kept[file_id] = content
+            count()
             if chance < 0.2:
                 del kept[file_id]  # which may happen, acknowledged or not
                 (await http.delete(f"/v1/files/{file_id}")).raise_for_status()
