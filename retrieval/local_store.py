@@ -3,32 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
-from typing import Self
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.chunking import Chunk, RetrievedChunk
+from retrieval.document_files import DocumentFiles, DocumentKey
 from retrieval.embedding import Embedding, SparseVector, VectorSpace, check_space
 from retrieval.ranking import fuse, rank
+from retrieval.settings import LocalStoreConfig
 from retrieval.store import StoredDocument
+
+_CHUNK_FIELDS = tuple(field.name for field in fields(Chunk))
+
+Result = TypeVar("Result")
 
 
 class LocalChunkStore:
-    """A `ChunkStore` of one retriever, which is gone with its process.
+    """A `ChunkStore` of one retriever, in memory; with files, its documents outlive the process.
 
     A document's vectors are arrays of their own, so a search reads no document but those it is
-    about. Arrays are built and searched in threads.
+    about. Arrays are built, searched, written and read in threads.
     """
 
     outage = None
 
-    def __init__(self, space: VectorSpace) -> None:
+    def __init__(self, space: VectorSpace, files: DocumentFiles | None = None) -> None:
         self._space = space
-        self._documents: dict[tuple[str, str], _Vectors] = {}
+        self._files = files
+        self._documents: dict[DocumentKey, _Vectors] = {}
+        # One thread, so that a file is removed after it is written, though nobody waits for that.
+        self._filing = ThreadPoolExecutor(1, thread_name_prefix="chunks")
+
+    @classmethod
+    def open(cls, config: LocalStoreConfig, space: VectorSpace, index: str) -> Self:
+        """Open the store, and its folder if it has one.
+
+        Args:
+            index: The name of everything beside a text that decides its chunks and vectors.
+
+        Raises:
+            StoreUnavailable: See `DocumentFiles`.
+        """
+        if config.folder is None:
+            return cls(space)
+        of = f"{index}-{space.dense_size or 0}"  # a model may change where its name does not
+        return cls(space, DocumentFiles(Path(config.folder), of, config.ttl_s))
 
     @property
     def num_chunks(self) -> int:
@@ -38,7 +65,12 @@ class LocalChunkStore:
     @asynccontextmanager
     async def claim(self, tenant: str, document_id: str) -> AsyncIterator[StoredDocument | None]:
         """Enter with the document if it is stored; see `ChunkStore.claim`."""
-        held = self._documents.get((tenant, document_id))
+        key = tenant, document_id
+        if key not in self._documents:
+            arrays = await self._file(lambda files: files.read(key))
+            if arrays is not None:
+                self._documents[key] = await asyncio.to_thread(_Vectors.from_arrays, arrays)
+        held = self._documents.get(key)
         try:
             yield held.stored if held else None
         except BaseException:
@@ -57,7 +89,9 @@ class LocalChunkStore:
         held = await asyncio.to_thread(
             _Vectors.of, chunks, embeddings, num_tokens, space=self._space
         )
-        self._documents[tenant, document_id] = held
+        key = tenant, document_id
+        await self._file(lambda files: files.write(key, held.to_arrays()))
+        self._documents[key] = held
         return held.stored
 
     async def search(
@@ -70,12 +104,18 @@ class LocalChunkStore:
         floor: float,
     ) -> list[RetrievedChunk]:
         """Search as `ChunkStore.search` specifies; nothing is ever missing."""
-        documents = [
-            self._documents[tenant, each]
-            for each in dict.fromkeys(document_ids)
+        documents = {
+            (tenant, each): self._documents[tenant, each]
+            for each in document_ids
             if (tenant, each) in self._documents
-        ]
-        return await asyncio.to_thread(self._search, documents, query, limit, floor)
+        }
+
+        def find() -> list[RetrievedChunk]:
+            if self._files:
+                self._files.use(documents)
+            return self._search([*documents.values()], query, limit, floor)
+
+        return await asyncio.to_thread(find)
 
     def _search(
         self, documents: Sequence[_Vectors], query: Embedding, limit: int, floor: float
@@ -119,16 +159,28 @@ class LocalChunkStore:
         return scores
 
     async def evict(self, tenant: str, document_id: str) -> None:
-        """Delete a document, which frees its memory."""
-        await self.delete(tenant, document_id)
+        """Free a document's memory; its file stays."""
+        self._documents.pop((tenant, document_id), None)
 
     async def delete(self, tenant: str, document_id: str) -> None:
         """Delete a document; see `ChunkStore.delete`."""
-        self._documents.pop((tenant, document_id), None)
+        key = tenant, document_id
+        self._documents.pop(key, None)
+        await self._file(lambda files: files.remove(key))
 
     async def close(self) -> None:
-        """Free the memory of all documents."""
+        """Free the memory of all documents, and let another process have their files."""
         self._documents.clear()
+        await asyncio.to_thread(self._filing.shutdown)
+        if self._files:
+            self._files.close()
+
+    async def _file(self, call: Callable[[DocumentFiles], Result]) -> Result | None:
+        """Call something with the files, in their thread; return None where there are none."""
+        if self._files is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._filing, call, self._files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,4 +253,30 @@ class _Vectors:
             dense,
             _TermIndex.of([each.sparse or nothing for _, each in findable]),
             StoredDocument(len(findable), num_tokens),
+        )
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the content of the document's file."""
+        about = {
+            "chunks": {
+                name: [getattr(each, name) for each in self.chunks] for name in _CHUNK_FIELDS
+            },
+            "num_tokens": self.stored.num_tokens,
+            "num_rows": self.terms.num_rows,
+        }
+        terms = {name: getattr(self.terms, name) for name in ("terms", "rows", "weights")}
+        dense = {} if self.dense is None else {"dense": self.dense}
+        return {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)} | terms | dense
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Return the document of a file with this content."""
+        about = json.loads(arrays["about"].tobytes())
+        chunks = tuple(map(Chunk, *(about["chunks"][name] for name in _CHUNK_FIELDS)))
+        terms = {name: arrays[name] for name in ("terms", "rows", "weights")}
+        return cls(
+            chunks,
+            arrays.get("dense"),
+            _TermIndex(**terms, num_rows=about["num_rows"]),
+            StoredDocument(len(chunks), about["num_tokens"]),
         )
