@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.document_files import DocumentFiles, DocumentKey
 from retrieval.embedding import Embedding, SparseVector, VectorSpace, check_space
-from retrieval.ranking import fuse, rank
+from retrieval.ranking import NOT_FOUND, fuse, rank
 from retrieval.settings import LocalStoreConfig
 from retrieval.store import StoredDocument
 
@@ -120,43 +120,44 @@ class LocalChunkStore:
     def _search(
         self, documents: Sequence[_Vectors], query: Embedding, limit: int, floor: float
     ) -> list[RetrievedChunk]:
-        chunks = {chunk.id: chunk for each in documents for chunk in each.chunks}
-        cosines: dict[str, float] = {}
+        chunks = [chunk for each in documents for chunk in each.chunks]
+        cosines: NDArray[np.float64] | None = None
+        if not chunks:
+            return []
         if query.dense is not None:
-            for each in documents:
-                assert each.dense is not None
-                scores = (each.dense @ query.dense).tolist()
-                cosines |= zip((chunk.id for chunk in each.chunks), scores, strict=True)
-            best = rank({id_: score for id_, score in cosines.items() if score >= floor})
+            dense = [each.dense @ query.dense for each in documents if each.dense is not None]
+            cosines = np.concatenate(dense).astype(np.float64)
+            best = rank(np.where(cosines >= floor, cosines, NOT_FOUND))
             if query.sparse is not None and query.sparse.terms:
                 by_words = rank(self._by_words(documents, query.sparse))
-                best = fuse(best, by_words, chunks, self._space.sparse_weight)
+                best = fuse(best, by_words, len(chunks), self._space.sparse_weight)
         else:
             assert query.sparse is not None
-            by_words = self._by_words(documents, query.sparse)
-            best = rank({id_: score for id_, score in by_words.items() if score >= floor})
+            scores = self._by_words(documents, query.sparse)
+            best = rank(np.where(scores >= floor, scores, NOT_FOUND))
         return [
-            RetrievedChunk(**asdict(chunks[id_]), score=best[id_], cosine=cosines.get(id_))
-            for id_ in list(best)[:limit]
+            RetrievedChunk(
+                **asdict(chunks[place]),
+                score=float(score),
+                cosine=None if cosines is None else float(cosines[place]),
+            )
+            for place, score in zip(best.places[:limit], best.scores[:limit], strict=True)
         ]
 
-    def _by_words(self, documents: Sequence[_Vectors], query: SparseVector) -> dict[str, float]:
+    def _by_words(self, documents: Sequence[_Vectors], query: SparseVector) -> NDArray[np.float64]:
         """Return the products of term weights, of chunks that share a term with the query."""
-        found = [[each.terms.find(term) for term in query.terms] for each in documents]
+        found = [each.terms.find(query.terms) for each in documents]
         idf = np.ones(len(query.terms))
         if self._space.idf:  # counted over these documents, by Qdrant's formula
             total = sum(each.terms.num_rows for each in documents)
-            counts = np.array([sum(len(rows[0]) for rows in of) for of in zip(*found, strict=True)])
+            counts = np.sum([ends - firsts for firsts, ends in found], axis=0)
             idf = np.log((total - counts + 0.5) / (counts + 0.5) + 1)
-        scores: dict[str, float] = {}
-        for each, by_term in zip(documents, found, strict=True):
-            sums = np.zeros(len(each.chunks))
-            shares = np.zeros(len(each.chunks), dtype=bool)
-            for (rows, weights), factor in zip(by_term, idf * query.weights, strict=True):
-                sums[rows] += factor * weights
-                shares[rows] = True
-            scores |= {each.chunks[row].id: float(sums[row]) for row in np.flatnonzero(shares)}
-        return scores
+        factors = idf * query.weights
+        scores = [
+            each.terms.multiply(*spans, factors, len(each.chunks))
+            for each, spans in zip(documents, found, strict=True)
+        ]
+        return np.concatenate(scores)
 
     async def evict(self, tenant: str, document_id: str) -> None:
         """Free a document's memory; its file stays."""
@@ -202,11 +203,25 @@ class _TermIndex:
         order = np.argsort(terms, kind="stable")
         return cls(terms[order], rows[order], weights[order], sum(map(bool, lengths)))
 
-    def find(self, term: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Return the chunks that have a term, and its weight in each."""
-        number = np.uint32(term)
-        first, end = (int(self.terms.searchsorted(number, side)) for side in ("left", "right"))
-        return self.rows[first:end], self.weights[first:end]
+    def find(self, terms: Sequence[int]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return where the weights of each term begin and end."""
+        numbers = np.array(terms, np.uint32)
+        return self.terms.searchsorted(numbers, "left"), self.terms.searchsorted(numbers, "right")
+
+    def multiply(
+        self,
+        firsts: NDArray[np.intp],
+        ends: NDArray[np.intp],
+        factors: NDArray[np.float64],
+        num_chunks: int,
+    ) -> NDArray[np.float64]:
+        """Return each chunk's sum of ``factor * weight``; `NOT_FOUND` where it has no such term."""
+        lengths = ends - firsts
+        at = np.arange(lengths.sum()) + np.repeat(ends - np.cumsum(lengths), lengths)
+        rows = self.rows[at]
+        parts = self.weights[at] * np.repeat(factors, lengths)
+        sums = np.bincount(rows, weights=parts, minlength=num_chunks)
+        return np.where(np.bincount(rows, minlength=num_chunks) > 0, sums, NOT_FOUND)
 
 
 @dataclass(frozen=True, slots=True)
