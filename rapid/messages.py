@@ -156,6 +156,7 @@ class GenerateRequest:
             same salt share KV.
         logit_bias: Pairs of a token id and what is added to its logit.
         model: Name of the model that is asked, for an ingress with several.
+        citations: Whether the receipt says where the answers are from.
     """
 
     request_id: str
@@ -181,6 +182,7 @@ class GenerateRequest:
     drawn_seed: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     model: str = ""
+    citations: bool = False
 
 
 # --- orchestrator -> engine ---------------------------------------------------------------------

@@ -11,6 +11,7 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rapid.answering.answerable import append_question
 from rapid.answering.decisions import Evidence
@@ -25,6 +26,8 @@ from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, targ
 from rapid.threads import Threads
 
 logger = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
 
 _NUM_THREADS = 2  # a megabyte of text takes each about 125 MB meanwhile
 _PLAUSIBLE_CHARACTERS = 8  # of a token; a text with more to each token of the context is suspect
@@ -154,6 +157,20 @@ class RequestPrompts:
         other._budget_tokens = budget_tokens
         other._budget_for = budget_for
         return other
+
+    async def resolve(self, request: GenerateRequest) -> tuple[Document, ...]:
+        """Return the documents of a request with their texts.
+
+        Raises:
+            UnknownDocument: The text of a document is not known.
+        """
+        return await self._resolver.resolve(request.tenant, request.documents)
+
+    async def work(
+        self, request: GenerateRequest, make: Callable[..., Made], *arguments: object
+    ) -> Made:
+        """Return what a function makes of a request's texts, in the threads that all share."""
+        return await self._threads.run(request.tenant, make, *arguments)
 
     def close(self) -> None:
         """End the threads in which prompts are tokenized."""

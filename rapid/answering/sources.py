@@ -38,6 +38,11 @@ class PoolSource(DraftSource):
         self._held: Holding | None = None
 
     @property
+    def held(self) -> Holding | None:
+        """The drafter's lease with its prompt, if there is one."""
+        return self._held
+
+    @property
     @override
     def lease(self) -> EngineLease | None:
         return self._held.lease if self._held else None

@@ -8,10 +8,12 @@ import json
 import re
 import sys
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import date, datetime
+from itertools import accumulate
 from types import FrameType
 from typing import Any
 
@@ -132,6 +134,26 @@ class ChatText:
         (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
         offsets: list[tuple[int, int]] = encoding.offsets
         return offsets
+
+    def find_tokens(
+        self, token_ids: Sequence[int], texts: Iterable[str]
+    ) -> list[tuple[int, int] | None]:
+        """Return the tokens [start, stop) that spell each of some texts, which come in order.
+
+        It is None for a text that the tokens do not spell, as where a tokenizer normalizes it.
+        """
+        pieces = [self._pieces[token_id] for token_id in token_ids]
+        ends, spelled = [*accumulate(map(len, pieces))], b"".join(pieces)
+        found: list[tuple[int, int] | None] = []
+        after = 0
+        for text in texts:
+            encoded = text.encode()
+            start = spelled.find(encoded, after)
+            found.append(None)
+            if start >= 0:
+                after = start + len(encoded)
+                found[-1] = bisect_right(ends, start), 1 + bisect_left(ends, after)
+        return found
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of a whole answer, without its special tokens."""

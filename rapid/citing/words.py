@@ -1,0 +1,66 @@
+"""The words of a text with their places, and the statements that it makes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # characters that are written without spaces
+# Words that say nothing about a topic. Inverse document frequency cannot replace the list: "what"
+# and "please" are rare in documents, and would outweigh the names in a question.
+FUNCTION_WORDS = frozenset(
+    """
+    a all an and any are as at be been but by can could did do does for from had has have he her his
+    how i if in into is it its ll many me much my no not of on or our please re s say she should so
+    some such t tell than that the their them then there these they this those to us ve was we were
+    what when where which who whom whose why will with would you your
+    """.split()  # noqa: SIM905
+)
+# Words, single characters of CJK, and signs except those that Markdown marks words with.
+_WORD = re.compile(rf"[{CJK}]|[^\W_{CJK}]+|[^\w\s*`]")
+_END = re.compile(r"""[.!?]["'”’)\]*_]*(?=\s)|[。！？]|\n""")
+# What stands before a full stop that ends no statement: an initial, a title, a list's number.
+_SHORT = re.compile(
+    r"(?:[\s(][A-Za-z]|\b(?:e\.g|i\.e|cf|vs|mr|mrs|ms|dr|prof|st|no|fig)|(?:^|\n)\s*\d{1,3})$", re.I
+)
+
+Span = tuple[int, int]  # characters [start, stop)
+
+
+class Word(NamedTuple):
+    """A word or a sign of a text, at the characters [start, stop)."""
+
+    text: str
+    start: int
+    stop: int
+
+    @property
+    def is_content(self) -> bool:
+        """Whether it says something about a topic."""
+        return self.text[0].isalnum() and self.text.casefold() not in FUNCTION_WORDS
+
+    @property
+    def is_name(self) -> bool:
+        """Whether it looks like a name or a number."""
+        return self.text[0].isupper() or any(map(str.isdigit, self.text))
+
+
+def words(text: str) -> list[Word]:
+    """Return the words and signs of a text, in order."""
+    return [Word(each.group(), *each.span()) for each in _WORD.finditer(text)]
+
+
+def split_statements(text: str) -> Iterator[Span]:
+    """Yield the place of each sentence or line of a text, without the space around it."""
+    ends = [each for each in _END.finditer(text) if not _is_short(text, each.start())]
+    start = 0
+    for end in (*(each.end() for each in ends), len(text)):
+        part = text[start:end]
+        if part.strip():
+            yield start + len(part) - len(part.lstrip()), start + len(part.rstrip())
+        start = end
+
+
+def _is_short(text: str, stop: int) -> bool:
+    return text[stop] == "." and _SHORT.search(text, max(0, stop - 8), stop) is not None
