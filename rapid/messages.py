@@ -231,6 +231,8 @@ class LeaseRequest:
             will be none. With `beside`, another one will follow this lease, in the same room.
         beside: Id of the request's first lease on this engine, which keeps room for this one.
         affinity: Name of what the prompt is about; a pool prefers the replica that has read it.
+        masks: Per choice, positions [a, b) of the prompt that its committed tokens do not see. Then
+            `prefill` scores these, and nothing else is called.
         traceparent: Place in the request's trace (W3C) below which the engine records its calls on
             this lease; empty for a request that is not traced.
     """
@@ -244,6 +246,7 @@ class LeaseRequest:
     beside: str | None = None
     affinity: str = ""
     traceparent: str = ""
+    masks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,12 +257,15 @@ class PrefillReceipt:
         num_tokens: Length of the prompt, in tokens.
         num_cached_tokens: Tokens of it whose KV was found in a cache.
         kv_cache_dtype: The engine's setting: ``fp8`` where it keeps KV in eight bits.
+        scores: Per mask, the log-probability of each committed token: the model's own, without
+            temperature, filters and biases. Empty without masks, or where an engine has none.
     """
 
     lease_id: str
     num_tokens: int
     num_cached_tokens: int
     kv_cache_dtype: KVCacheDtype = "auto"
+    scores: tuple[tuple[float, ...], ...] = ()
 
 
 # --- drafter -> target --------------------------------------------------------------------------

@@ -11,15 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rapid.messages import (
-    Document,
-    DocumentRef,
-    Float32Array,
-    LeaseRequest,
-    PrefillReceipt,
-    Tell,
-    Verdict,
-)
+from rapid.messages import Document, DocumentRef, LeaseRequest, PrefillReceipt, Tell, Verdict
 
 if TYPE_CHECKING:
     from rapid.config import WindowDrafting
@@ -114,20 +106,6 @@ class EngineLease(Protocol):
 
     def forgo_companion(self) -> None:
         """Free the room reserved for a second lease on the same engine."""
-        ...
-
-    async def score_masked(
-        self, token_ids: Sequence[int], masks: Sequence[tuple[int, int]]
-    ) -> Float32Array:
-        """Return log-probabilities of tokens after the prompt, each choice with one part unseen.
-
-        Args:
-            token_ids: The tokens, at most as many as the lease's answers may have.
-            masks: For each choice, the positions [start, stop) of the prompt that it does not see.
-
-        Raises:
-            RapidError: The engine cannot compute that, or the lease or the engine is lost.
-        """
         ...
 
     def drafter(self, choice: int, window: WindowDrafting | None = None) -> Drafter[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any
 
@@ -30,7 +30,7 @@ from rapid.errors import (
     TargetHangs,
     TargetUnavailable,
 )
-from rapid.messages import Float32Array, LeaseRequest, PrefillReceipt
+from rapid.messages import LeaseRequest, PrefillReceipt
 from rapid.ports import EngineLease
 
 _RENEWALS_PER_TTL = 4  # of a lease, within its time-to-live
@@ -144,19 +144,11 @@ class RayLease:
         num_read: int = await self._call(self.held.engine.num_read)
         return num_read
 
-    async def score_masked(
-        self, token_ids: Sequence[int], masks: Sequence[tuple[int, int]]
-    ) -> Float32Array:
-        """Have the engine score tokens with parts of the prompt unseen."""
-        scores: Float32Array = await self._call(self.held.engine.score_masked, token_ids, masks)
-        return scores
-
-    async def _call(self, method: Any, *arguments: object) -> Any:
+    async def _call(self, method: Any) -> Any:
         """Call a method with the lease's id; the call takes as long as the engine lives."""
         silent_s = self._verifiers.patience.silent_s
         try:
-            call = method.remote(self.lease_id, *arguments)
-            return await await_answer(self.held, call, silent_s=silent_s)
+            return await await_answer(self.held, method.remote(self.lease_id), silent_s=silent_s)
         except EngineSilent:
             raise blaming(self.held, _HANGS[self._lost]("The engine is silent.")) from None
         except Exception as error:

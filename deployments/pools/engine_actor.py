@@ -30,14 +30,7 @@ from deployments.pools.shared_calls import Asked, EndedCall, Mailboxes
 from rapid.config import AnyEngineConfig, VllmConfig
 from rapid.engine_status import EngineStatus
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound
-from rapid.messages import (
-    DraftBlock,
-    Float32Array,
-    LeaseRequest,
-    PrefillReceipt,
-    TargetLogits,
-    Verdict,
-)
+from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, TargetLogits, Verdict
 
 if TYPE_CHECKING:
     from rapid.engines.engine import Engine
@@ -229,12 +222,6 @@ class EngineActor:
     async def decode(self, lease_id: str, choice: int, num_tokens: int) -> Verdict:
         """Decode and commit up to `num_tokens` tokens of this model alone."""
         return await self._engine.decode(lease_id, choice, num_tokens)
-
-    async def score_masked(
-        self, lease_id: str, token_ids: Sequence[int], masks: Sequence[tuple[int, int]]
-    ) -> Float32Array:
-        """Return log-probabilities of tokens with parts of the prompt unseen."""
-        return await self._engine.score_masked(lease_id, token_ids, masks)
 
     async def status(self) -> EngineStatus:
         """Return the engine's counts of leases, pages, steps and tiers; its replica asks often."""

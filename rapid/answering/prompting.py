@@ -158,19 +158,16 @@ class RequestPrompts:
         other._budget_for = budget_for
         return other
 
-    async def resolve(self, request: GenerateRequest) -> tuple[Document, ...]:
-        """Return the documents of a request with their texts.
+    async def read(
+        self, request: GenerateRequest, read: Callable[..., Made], *arguments: object
+    ) -> Made:
+        """Return what a function of a request's documents returns, in the threads of all requests.
 
         Raises:
             UnknownDocument: The text of a document is not known.
         """
-        return await self._resolver.resolve(request.tenant, request.documents)
-
-    async def work(
-        self, request: GenerateRequest, make: Callable[..., Made], *arguments: object
-    ) -> Made:
-        """Return what a function makes of a request's texts, in the threads that all share."""
-        return await self._threads.run(request.tenant, make, *arguments)
+        documents = await self._resolver.resolve(request.tenant, request.documents)
+        return await self._threads.run(request.tenant, read, documents, *arguments)
 
     def close(self) -> None:
         """End the threads in which prompts are tokenized."""

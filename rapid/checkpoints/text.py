@@ -135,24 +135,19 @@ class ChatText:
         offsets: list[tuple[int, int]] = encoding.offsets
         return offsets
 
-    def find_tokens(
-        self, token_ids: Sequence[int], texts: Iterable[str]
-    ) -> list[tuple[int, int] | None]:
+    def find_tokens(self, token_ids: Sequence[int], texts: Iterable[str]) -> list[tuple[int, int]]:
         """Return the tokens [start, stop) that spell each of some texts, which come in order.
 
-        It is None for a text that the tokens do not spell, as where a tokenizer normalizes it.
+        They are none for a text that is not found, as where the tokenizer normalizes it.
         """
         pieces = [self._pieces[token_id] for token_id in token_ids]
-        ends, spelled = [*accumulate(map(len, pieces))], b"".join(pieces)
-        found: list[tuple[int, int] | None] = []
-        after = 0
-        for text in texts:
-            encoded = text.encode()
-            start = spelled.find(encoded, after)
-            found.append(None)
-            if start >= 0:
-                after = start + len(encoded)
-                found[-1] = bisect_right(ends, start), 1 + bisect_left(ends, after)
+        ends, spelled, after = [*accumulate(map(len, pieces))], b"".join(pieces), 0
+        found: list[tuple[int, int]] = []
+        for text in map(str.encode, texts):
+            if (start := spelled.find(text, after)) >= 0:
+                after = start + len(text)
+            first, stop = bisect_right(ends, start), 1 + bisect_left(ends, after)
+            found.append((first, stop) if start >= 0 else (0, 0))
         return found
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -2,116 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from difflib import SequenceMatcher
+from heapq import nlargest
 
-from rapid.citing.words import Span, Word, split_statements, words
+from rapid.citing.words import Word, is_content, split_statements, words
 from rapid.messages import Document
 from rapid.ports import Passage
+from rapid.receipt import Citation, EvidenceKind
+
+# Of those that the drafter has read, the passages that an answer may have needed: each is masked
+# once. With three, measuring adds 3 % to the drafter's rows (`benchmarks/method/cited_answers.py`).
+_MOST_NEAR = 3
 
 
 @dataclass(frozen=True, slots=True)
 class CitingRule:
-    """The least that counts as evidence, by `benchmarks/method/citations.py`.
+    """The least that counts as evidence, chosen by `benchmarks/method/cited_answers.py`.
 
     A word is new if it says something about a topic and the question does not have it.
 
     Attributes:
-        least_words: New words of a run that is copied; where it has all of the statement's, words
-            about a topic.
-        most_rare: How often the sources may have a name or number for which a shorter run counts.
-        least_share: Share of the statement's new words that such a run has.
+        least_words: New words of a run that is copied. Of one with all of the statement's new
+            words, those of the question count too.
+        most_rare: How often the sources have a word at most for which such a run may be shorter.
         least_overlap: Share of the statement's new words that a passage has where it is `present`.
         least_fall: Nats that a statement's likelihood loses without a passage that it needed.
+        least_gain: Share that these are of the nats which it has without the passage.
     """
 
-    least_words: int = 4
-    most_rare: int = 2
-    least_share: float = 0.5
+    least_words: int = 5
+    most_rare: int = 8
     least_overlap: float = 0.6
-    least_fall: float = 2.0
+    least_fall: float = 1.0
+    least_gain: float = 0.1
 
+    def is_needed(self, whole: float, part: float) -> bool:
+        """Return whether a passage was needed, by log-likelihoods with all and without it."""
+        return whole - part >= max(self.least_fall, -self.least_gain * part)
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A part of a document, characters [start, stop), with its words."""
-
-    document: str
-    start: int
-    stop: int
-    quote: str
-    passage_id: str | None = None  # the retrieved passage with most of it, if any
+    def is_copy(self, run: Sequence[Word], claim: Claim, counts: Counter[str]) -> bool:
+        """Return whether a run of a claim's words counts, in sources with so many of each word."""
+        new = [word for word in run if word in claim.new]
+        is_whole = len(new) == len(claim.new)
+        is_rare = is_whole and any(counts[word.text] <= self.most_rare for word in new)
+        told = [word for word in run if is_content(word.text)] if is_whole else new
+        return is_rare or len(told) >= self.least_words
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement of an answer that says something, and where it was copied from.
+    """A statement [start, stop) of an answer that says something, with its evidence so far.
 
     Attributes:
         told: Its words and signs.
         new: Those about a topic that the question lacks, or all about one if it lacks none.
-        copies: Parts of the statement with the places where they stand.
     """
 
-    span: Span
+    choice: int
+    start: int
+    stop: int
     told: tuple[Word, ...]
-    new: tuple[Word, ...]
-    copies: list[tuple[Span, Place]] = field(default_factory=list)
+    new: frozenset[Word]
+    citations: list[Citation] = field(default_factory=list)
 
-    @property
-    def is_copied(self) -> bool:
-        """Whether all its new words are copied."""
-        return all(any(a <= word.start < b for (a, b), _ in self.copies) for word in self.new)
+    def share(self, text: str) -> float:
+        """Return the share of its new words that a text has."""
+        new = {word.text.casefold() for word in self.new}
+        return len(new & {word.text.casefold() for word in words(text)}) / len(new)
+
+    def add(self, evidence: EvidenceKind, passage: Passage, fall: float | None = None) -> None:
+        """Cite a whole passage, without the space around it."""
+        quote = passage.text.strip()
+        first = passage.start + passage.text.index(quote)
+        place = passage.document, passage.id, first, first + len(quote), quote, fall
+        self.citations.append(Citation(self.choice, self.start, self.stop, evidence, *place))
 
 
-def find_claims(answer: str, question: str) -> list[Claim]:
+def find_claims(choice: int, answer: str, question: str) -> list[Claim]:
     """Return the statements of an answer that say something."""
     asked = {word.text.casefold() for word in words(question)}
-    told = words(answer)
-    claims = []
+    told, claims = words(answer), []
     for start, stop in split_statements(answer):
         own = tuple(word for word in told if start <= word.start < stop)
-        content = tuple(word for word in own if word.is_content)
-        new = tuple(word for word in content if word.text.casefold() not in asked)
+        content = frozenset(word for word in own if is_content(word.text))
+        new = frozenset(word for word in content if word.text.casefold() not in asked)
         if content:
-            claims.append(Claim((start, stop), own, new or content))
+            claims.append(Claim(choice, start, stop, own, new or content))
     return claims
 
 
 class _Text:
-    """A source: a document, or a passage of one that is not attached, which begins at `offset`."""
+    """A passage, or a document without an id."""
 
-    def __init__(self, document: str, text: str, offset: int, wanted: set[str]) -> None:
-        self.document, self.text, self.offset = document, text, offset
+    def __init__(self, document: str, passage_id: str | None, offset: int, text: str) -> None:
+        self.document, self.passage_id, self.offset, self.text = document, passage_id, offset, text
         self.words = words(text)
-        self.places: dict[str, list[int]] = {}  # of the wanted words, by index
-        for index, word in enumerate(self.words):
-            if word.text in wanted:
-                self.places.setdefault(word.text, []).append(index)
-
-    def extend(self, told: Sequence[Word], at: int, index: int) -> tuple[int, int, int]:
-        """Return the longest run [first, stop) of `told` around a word, and where it stands."""
-        first, stop, start = at, at + 1, index
-        while first and start and told[first - 1].text == self.words[start - 1].text:
-            first, start = first - 1, start - 1
-        for more, other in zip(told[stop:], islice(self.words, index + 1, None), strict=False):
-            if more.text != other.text:
-                break
-            stop += 1
-        return first, stop, start
-
-    def place(self, start: int, count: int, passages: Iterable[Passage]) -> Place:
-        """Return the place of `count` words from an index on."""
-        a, b = self.words[start].start, self.words[start + count - 1].stop
-        first, stop = a + self.offset, b + self.offset
-        shared = {
-            each.id: min(stop, each.end) - max(first, each.start)
-            for each in passages
-            if each.document == self.document and each.start < stop and first < each.end
-        }
-        best = max(shared, key=shared.__getitem__, default=None)
-        return Place(self.document, first, stop, self.text[a:b], best)
+        told = [word.text for word in self.words]
+        self.matcher: SequenceMatcher[str] = SequenceMatcher(None, (), told, autojunk=False)
 
 
 def find_copies(
@@ -120,72 +110,44 @@ def find_copies(
     passages: Sequence[Passage],
     rule: CitingRule,
 ) -> None:
-    """Add to each claim what of it stands in the documents or passages word for word.
+    """Cite the longest parts of each claim that stand in passages or documents word for word.
 
-    White space and Markdown's signs around words may differ. Of equal runs one in a passage counts.
+    White space and signs of Markdown may differ. Of equal parts one in a passage counts.
     """
-    wanted = {word.text for claim in claims for word in claim.new}
-    attached = {document.name for document in documents}
-    texts = [_Text(each.name, each.text, 0, wanted) for each in documents]
-    texts += [
-        _Text(each.document, each.text, each.start, wanted)
-        for each in passages
-        if each.document not in attached
-    ]
-    counts = {word: sum(len(text.places.get(word, ())) for text in texts) for word in wanted}
+    texts = [_Text(each.document, each.id, each.start, each.text) for each in passages]
+    texts += [_Text(each.name, None, 0, each.text) for each in documents]
+    names = {document.name for document in documents}
+    whole = (text for text in texts if not (text.passage_id and text.document in names))
+    counts = Counter(word.text for text in whole for word in text.words)
     for claim in claims:
-        claim.copies.extend(_copies(claim, texts, passages, counts, rule))
+        for text in texts:
+            text.matcher.set_seq1([word.text for word in claim.told])
+        parts = [(0, len(claim.told))] if texts else []
+        while parts:
+            found = [(text.matcher.find_longest_match(*parts[-1]), text) for text in texts]
+            (a, b, size), text = max(found, key=lambda each: each[0].size)
+            low, high = parts.pop()
+            if not size:
+                continue
+            parts += [(low, a), (a + size, high)]
+            run, there = claim.told[a : a + size], text.words[b : b + size]
+            if rule.is_copy(run, claim, counts):
+                first, last = there[0].start, there[-1].stop
+                own = claim.choice, run[0].start, run[-1].stop
+                place = text.offset + first, text.offset + last, text.text[first:last]
+                cited = Citation(*own, "copied", text.document, text.passage_id, *place)
+                claim.citations.append(cited)
+        claim.citations.sort(key=lambda citation: citation.start)
 
 
-def _copies(
-    claim: Claim,
-    texts: Sequence[_Text],
-    passages: Sequence[Passage],
-    counts: dict[str, int],
-    rule: CitingRule,
-) -> Iterator[tuple[Span, Place]]:
-    """Yield the longest runs of a claim that count, each with words that no longer one has."""
-    told, new = claim.told, set(claim.new)
-    runs: dict[tuple[int, int], dict[tuple[int, int], None]] = {}  # their places: text, index
-    for at, word in enumerate(told):
-        for number, text in enumerate(texts if word in new else ()):
-            for index in text.places.get(word.text, ()):
-                first, stop, start = text.extend(told, at, index)
-                runs.setdefault((first, stop), {})[number, start] = None
-    explained: set[Word] = set()
-    for first, stop in sorted(runs, key=lambda run: (run[0] - run[1], run[0])):
-        own = [word for word in told[first:stop] if word in new]
-        is_rare = any(word.is_name and counts[word.text] <= rule.most_rare for word in own)
-        is_enough = is_rare and len(own) >= rule.least_share * len(new)
-        content = sum(word.is_content for word in told[first:stop])
-        is_long = (content if len(own) == len(new) else len(own)) >= rule.least_words
-        if explained.issuperset(own) or not (is_long or is_enough):
-            continue
-        explained.update(own)
-        places = [
-            texts[number].place(start, stop - first, passages)
-            for number, start in runs[first, stop]
-        ]
-        yield (
-            (told[first].start, told[stop - 1].stop),
-            next((each for each in places if each.passage_id is not None), places[0]),
-        )
+def find_near(claims: Sequence[Claim], passages: Sequence[Passage]) -> list[Passage]:
+    """Return the few passages, in order, that share most new words with one of the claims."""
+    shares = [max((claim.share(p.text) for claim in claims), default=0.0) for p in passages]
+    best = nlargest(_MOST_NEAR, range(len(shares)), key=shares.__getitem__)
+    return [passages[index] for index in sorted(best) if shares[index]]
 
 
 def find_overlap(claim: Claim, passages: Sequence[Passage], rule: CitingRule) -> Passage | None:
     """Return the passage with most of a claim's new words, if it has enough of them."""
-    new = {word.text.casefold() for word in claim.new}
-    found: tuple[int, Passage | None] = 0, None
-    for passage in passages:
-        number = len(new & {word.text.casefold() for word in words(passage.text)})
-        found = (number, passage) if number > found[0] else found
-    number, best = found
-    return best if number >= rule.least_overlap * len(new) else None
-
-
-def place_of(passage: Passage) -> Place:
-    """Return the place of a whole passage without the space around it."""
-    text = passage.text
-    start = passage.start + len(text) - len(text.lstrip())
-    quote = text.strip()
-    return Place(passage.document, start, start + len(quote), quote, passage.id)
+    best = max(passages, key=lambda passage: claim.share(passage.text), default=None)
+    return best if best is not None and claim.share(best.text) >= rule.least_overlap else None

@@ -22,7 +22,7 @@ _WORD = re.compile(rf"[{CJK}]|[^\W_{CJK}]+|[^\w\s*`]")
 _END = re.compile(r"""[.!?]["'”’)\]*_]*(?=\s)|[。！？]|\n""")
 # What stands before a full stop that ends no statement: an initial, a title, a list's number.
 _SHORT = re.compile(
-    r"(?:[\s(][A-Za-z]|\b(?:e\.g|i\.e|cf|vs|mr|mrs|ms|dr|prof|st|no|fig)|(?:^|\n)\s*\d{1,3})$", re.I
+    r"(?:[\s(][A-Za-z]|\b(?:e\.g|i\.e|cf|vs|mr|mrs|ms|dr|prof|st|fig)|(?:^|\n)\s*\d{1,3})$", re.I
 )
 
 Span = tuple[int, int]  # characters [start, stop)
@@ -35,15 +35,10 @@ class Word(NamedTuple):
     start: int
     stop: int
 
-    @property
-    def is_content(self) -> bool:
-        """Whether it says something about a topic."""
-        return self.text[0].isalnum() and self.text.casefold() not in FUNCTION_WORDS
 
-    @property
-    def is_name(self) -> bool:
-        """Whether it looks like a name or a number."""
-        return self.text[0].isupper() or any(map(str.isdigit, self.text))
+def is_content(word: str) -> bool:
+    """Return whether a word says something about a topic."""
+    return word[0].isalnum() and word.casefold() not in FUNCTION_WORDS
 
 
 def words(text: str) -> list[Word]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar, cast
 
 import numpy as np
@@ -31,8 +30,7 @@ from rapid.engines.kv.rings import KeptWindows, RingPool
 from rapid.engines.parallel.leading import open_disk_tier, open_leading_runner
 from rapid.engines.work.base import Commit, Work
 from rapid.engines.work.drafting import Decode, Draft
-from rapid.engines.work.masking import MaskedScore
-from rapid.engines.work.prefill import Prefill
+from rapid.engines.work.prefill import MaskedPrefill, Prefill
 from rapid.engines.work.verifying import (
     Score,
     Scored,
@@ -43,14 +41,7 @@ from rapid.engines.work.verifying import (
 )
 from rapid.engines.work.window_drafting import WindowDraft
 from rapid.errors import BadRequest, ConfigurationError, LeaseNotFound
-from rapid.messages import (
-    DraftBlock,
-    Float32Array,
-    LeaseRequest,
-    PrefillReceipt,
-    TargetLogits,
-    Verdict,
-)
+from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, TargetLogits, Verdict
 from rapid.ports import Clock
 from rapid.speculation.fast.step import judge_block
 from rapid.speculation.questions import ToJudge
@@ -241,11 +232,13 @@ class Engine:
     async def prefill(self, lease_id: str) -> PrefillReceipt:
         """Compute the KV of the prompt and of tokens committed elsewhere, for all choices."""
         cache, ledger = self._compute.runner.cache, self._state.ledger
-        return await self._call(
-            lease_id,
-            lambda lease: Prefill(lease, cache, ledger.prefixes, ledger.page_tokens, self._kept),
-            PrefillReceipt,
-        )
+        is_tiled = self._config.deterministic  # whose rows see all that is before them
+
+        def prefill(lease: Lease) -> Prefill:
+            kind = MaskedPrefill if lease.request.masks and not is_tiled else Prefill
+            return kind(lease, cache, ledger.prefixes, ledger.page_tokens, self._kept)
+
+        return await self._call(lease_id, prefill, PrefillReceipt)
 
     def num_read(self, lease_id: str) -> int:
         """Return how many tokens of a lease's prompt have been read, cached ones included.
@@ -363,24 +356,6 @@ class Engine:
         return await self._call(
             lease_id, lambda lease: Decode(lease, choice, num_tokens, eos_ids), Verdict
         )
-
-    async def score_masked(
-        self, lease_id: str, token_ids: Sequence[int], masks: Sequence[tuple[int, int]]
-    ) -> Float32Array:
-        """Return log-probabilities of tokens after the prompt, each choice with one part unseen.
-
-        They are [masks, tokens], of the distribution without temperature, filters and biases.
-
-        Raises:
-            BadRequest: The tokens or the masks do not fit the lease.
-            ConfigurationError: The engine is deterministic.
-        """
-        if self._config.deterministic:
-            raise ConfigurationError("a deterministic engine leaves out no part of a prompt")
-        if not all(0 <= token_id < self._vocab_size for token_id in token_ids):
-            raise BadRequest("a token id is beyond the vocabulary")
-        make = partial(MaskedScore, token_ids=token_ids, masks=masks)
-        return cast(Float32Array, await self._call(lease_id, make, np.ndarray))
 
     async def _call(
         self, lease_id: str, make: Callable[..., Work], kind: type[Result], *other_ids: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from rapid.config import WindowDrafting
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound, Overloaded
-from rapid.messages import DraftBlock, Float32Array, LeaseRequest, PrefillReceipt, Verdict
+from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, Verdict
 from rapid.ports import EngineLease
 
 
@@ -70,12 +70,6 @@ class LocalLease:
     def forgo_companion(self) -> None:
         """Give back the room kept for a companion; see `Engine.forgo_companion`."""
         self.engine.forgo_companion(self.lease_id)
-
-    async def score_masked(
-        self, token_ids: Sequence[int], masks: Sequence[tuple[int, int]]
-    ) -> Float32Array:
-        """Score tokens with parts of the prompt unseen; see `Engine.score_masked`."""
-        return await self.engine.score_masked(self.lease_id, token_ids, masks)
 
     def drafter(self, choice: int, window: WindowDrafting | None = None) -> EngineDrafter:
         """Return a drafter of one choice on this lease, or on a part of its KV."""

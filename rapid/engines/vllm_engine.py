@@ -38,15 +38,8 @@ from rapid.engines.kv.lease_ledger import LeaseLedger
 from rapid.engines.kv.lines import Waiter
 from rapid.engines.kv.sequences import Proposal, Sequence
 from rapid.engines.work.drafting import draft_block
-from rapid.errors import ConfigurationError, EngineFailed, LeaseNotFound, OutOfStep
-from rapid.messages import (
-    DraftBlock,
-    Float32Array,
-    LeaseRequest,
-    PrefillReceipt,
-    TokenLogprobs,
-    Verdict,
-)
+from rapid.errors import EngineFailed, LeaseNotFound, OutOfStep
+from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, TokenLogprobs, Verdict
 from rapid.speculation.sampling import as_sent
 
 logger = logging.getLogger(__name__)
@@ -261,10 +254,6 @@ class VllmEngine:
                 for token, row in rows
             ),
         )
-
-    async def score_masked(self, lease_id: str, *_: object) -> Float32Array:
-        """Refuse what vLLM cannot compute; see `Engine.score_masked`."""
-        raise ConfigurationError("vLLM computes the drafter, and leaves out no part of a prompt")
 
     def _find(self, lease_id: str, choice: int) -> tuple[Lease, Sequence]:
         lease = self._ledger.get(lease_id)
