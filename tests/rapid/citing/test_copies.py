@@ -100,6 +100,6 @@ def test_most_words_are_present_in_one_passage() -> None:
     claim.add("present", passages[1])
     (found,) = claim.citations
     assert TEXT[found.document_start : found.document_end] == found.quote == second
-    (other,) = find_claims(0, "Some green dragons in a banner.", "")
+    (other,) = find_claims(0, "Some yellow dragons in a banner.", "")
     assert find_overlap(other, passages, RULE) is None
     assert find_overlap(other, [], RULE) is None
