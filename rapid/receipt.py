@@ -70,12 +70,9 @@ class Citation:
 
 @dataclass(frozen=True, slots=True)
 class Citations:
-    """The citations of a request's answers.
+    """Citations of a request's answers, with choice, start and end of the statements without any.
 
-    Attributes:
-        found: By choice and place.
-        unsupported: Choice, start and end of the statements for which there is no evidence.
-        needed: Whether falls were measured, or why not.
+    `needed` says whether falls were measured, or why not.
     """
 
     found: tuple[Citation, ...]

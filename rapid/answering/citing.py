@@ -1,14 +1,14 @@
 """The citations of complete answers, made while the leases are still held.
 
-The drafter has read a few passages only, so what a statement owes to one of them is measured by
-taking that passage out of its view (`LeaseRequest.masks`): the idea of ContextCite (arXiv
-2409.00729) with kept keys and values. It is measured where words alone do not say where a statement
-is from, in one more lease beside the drafter's, which shares the prompt's pages.
+What a statement that is not copied owes to a passage is measured by taking it out of the drafter's
+view (`LeaseRequest.masks`): the idea of ContextCite (arXiv 2409.00729) with kept keys and values.
+It takes one more lease beside the drafter's, which shares the prompt's pages.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -38,13 +38,12 @@ class CompleteAnswer:
 
     def tokens_of(self, claim: Claim) -> slice:
         """Return the tokens that have a part of a claim."""
-        first = next(i for i, end in enumerate(self.ends) if end > claim.start)
-        return slice(first, 1 + next(i for i, end in enumerate(self.ends) if end >= claim.stop))
+        return slice(bisect_right(self.ends, claim.start), 1 + bisect_left(self.ends, claim.stop))
 
 
 async def cite(run: Run, verifier: Holding) -> Citations:
     """Return the citations of a run's answers, whose leases are held."""
-    answers = await run.services.prompts.read(run.request, _read_answers, run)
+    answers, texts = await run.services.prompts.read(run.request, _read_answers, run)
     claims = [claim for answer in answers for claim in answer.claims]
     needed = "not measured: no drafter has read passages"
     if run.chunks and run.plan.role == "drafter":
@@ -54,6 +53,10 @@ async def cite(run: Run, verifier: Holding) -> Citations:
     for claim in claims:
         if not claim.citations and (best := find_overlap(claim, run.chunks, RULE)) is not None:
             claim.add("present", best)
+        for each in claim.citations.copy():  # what does not stand in its document is no evidence
+            whole = texts.get(each.document)
+            if whole is not None and whole[each.document_start : each.document_end] != each.quote:
+                claim.citations.remove(each)
     return Citations(
         tuple(citation for claim in claims for citation in claim.citations),
         tuple((each.choice, each.start, each.stop) for each in claims if not each.citations),
@@ -61,8 +64,10 @@ async def cite(run: Run, verifier: Holding) -> Citations:
     )
 
 
-def _read_answers(documents: Sequence[Document], run: Run) -> list[CompleteAnswer]:
-    """Return the answers with their claims and what of these is copied."""
+def _read_answers(
+    documents: Sequence[Document], run: Run
+) -> tuple[list[CompleteAnswer], dict[str, str]]:
+    """Return the answers with their claims and what of these is copied, and texts by name."""
     text, request = run.services.prompts.target, run.request
     last = next(each.text for each in reversed(request.messages) if each.role == "user")
     asked = choose_query(last, text.token_offsets, budget_tokens=_QUESTION_TOKENS).question
@@ -74,16 +79,13 @@ def _read_answers(documents: Sequence[Document], run: Run) -> list[CompleteAnswe
         told = shown.push(token_ids) + shown.finish()
         answers.append(CompleteAnswer(token_ids, ends, find_claims(answer.choice, told, asked)))
     find_copies([c for each in answers for c in each.claims], documents, run.chunks, RULE)
-    return answers
+    return answers, {document.name: document.text for document in documents}
 
 
 async def _measure(
     run: Run, answers: Sequence[CompleteAnswer], pool: EnginePool, held: Holding
 ) -> str:
-    """Cite the passages that claims needed which are not copied; return whether it was measured.
-
-    `held` is the lease on the engine that has read the passages, and `pool` the engine's.
-    """
+    """Cite the passages that claims without a copy needed; return whether it was measured."""
     outcome = "not measured: statements are copied, or of other words than the passages"
     limit_s = run.services.patience.limit_s
     try:
@@ -109,11 +111,7 @@ async def _measure(
 async def _score(
     run: Run, pool: EnginePool, held: Holding, token_ids: list[int], passages: Sequence[Passage]
 ) -> Sequence[Sequence[float]]:
-    """Return the log-probability of each token of an answer, with all and without each passage.
-
-    Raises:
-        RapidError: The engine cannot say that, has no room, or is lost.
-    """
+    """Return the log-probability of each token, with all and without each passage, or raise."""
     texts = [passage.text.strip() for passage in passages]
     spans = run.services.prompts.drafter.find_tokens(held.prompt_ids.tolist(), texts)
     masks = [(0, 0), *spans]

@@ -19,7 +19,7 @@ from rapid.answering.query import choose_query
 from rapid.answering.request_plan import too_long
 from rapid.checkpoints.text import ChatText
 from rapid.documents import InlineDocuments
-from rapid.errors import RapidError, RetrievalPending
+from rapid.errors import RapidError, RetrievalPending, UnknownDocument
 from rapid.messages import Document, GenerateRequest, Int32Array, Message, Tell, as_prompt
 from rapid.ports import DocumentResolver, Found, Passage, Retrieval
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
@@ -163,10 +163,12 @@ class RequestPrompts:
     ) -> Made:
         """Return what a function of a request's documents returns, in the threads of all requests.
 
-        Raises:
-            UnknownDocument: The text of a document is not known.
+        Of documents that were deleted meanwhile there are none.
         """
-        documents = await self._resolver.resolve(request.tenant, request.documents)
+        try:
+            documents = await self._resolver.resolve(request.tenant, request.documents)
+        except UnknownDocument:
+            documents = ()
         return await self._threads.run(request.tenant, read, documents, *arguments)
 
     def close(self) -> None:

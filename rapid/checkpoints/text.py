@@ -141,13 +141,13 @@ class ChatText:
         They are none for a text that is not found, as where the tokenizer normalizes it.
         """
         pieces = [self._pieces[token_id] for token_id in token_ids]
-        ends, spelled, after = [*accumulate(map(len, pieces))], b"".join(pieces), 0
-        found: list[tuple[int, int]] = []
+        ends, spelled = [*accumulate(map(len, pieces))], b"".join(pieces)
+        found, after = list[tuple[int, int]](), 0
         for text in map(str.encode, texts):
             if (start := spelled.find(text, after)) >= 0:
                 after = start + len(text)
-            first, stop = bisect_right(ends, start), 1 + bisect_left(ends, after)
-            found.append((first, stop) if start >= 0 else (0, 0))
+            span = bisect_right(ends, start), 1 + bisect_left(ends, after)
+            found.append(span if start >= 0 else (0, 0))
         return found
 
     def decode(self, token_ids: Sequence[int]) -> str:

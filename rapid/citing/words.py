@@ -22,10 +22,8 @@ _WORD = re.compile(rf"[{CJK}]|[^\W_{CJK}]+|[^\w\s*`]")
 _END = re.compile(r"""[.!?]["'”’)\]*_]*(?=\s)|[。！？]|\n""")
 # What stands before a full stop that ends no statement: an initial, a title, a list's number.
 _SHORT = re.compile(
-    r"(?:[\s(][A-Za-z]|\b(?:e\.g|i\.e|cf|vs|mr|mrs|ms|dr|prof|st|fig)|(?:^|\n)\s*\d{1,3})$", re.I
+    r"(?:[\s(][A-Za-z]|\b(?:e\.g|i\.e|cf|vs|mr|mrs|ms|dr|prof|st|fig)|(?:^|\n)\s*\d{1,3})\.$", re.I
 )
-
-Span = tuple[int, int]  # characters [start, stop)
 
 
 class Word(NamedTuple):
@@ -46,16 +44,14 @@ def words(text: str) -> list[Word]:
     return [Word(each.group(), *each.span()) for each in _WORD.finditer(text)]
 
 
-def split_statements(text: str) -> Iterator[Span]:
+def split_statements(text: str) -> Iterator[tuple[int, int]]:
     """Yield the place of each sentence or line of a text, without the space around it."""
-    ends = [each for each in _END.finditer(text) if not _is_short(text, each.start())]
+    ends = [found.span() for found in _END.finditer(text)]
     start = 0
-    for end in (*(each.end() for each in ends), len(text)):
+    for dot, end in (*ends, (len(text), len(text))):
         part = text[start:end]
+        if _SHORT.search(text, max(0, dot - 8), dot + 1):
+            continue
         if part.strip():
             yield start + len(part) - len(part.lstrip()), start + len(part.rstrip())
         start = end
-
-
-def _is_short(text: str, stop: int) -> bool:
-    return text[stop] == "." and _SHORT.search(text, max(0, stop - 8), stop) is not None

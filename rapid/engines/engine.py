@@ -120,6 +120,7 @@ class Engine:
         Raises:
             PromptTooLong: The request can never fit.
             BadRequest: The request is malformed.
+            ConfigurationError: The engine is deterministic, and cannot mask.
             OutOfStep: The lease id is taken.
             LeaseNotFound: The lease named by `request.beside` is not open.
             EngineFailed: The engine is closed.
@@ -130,6 +131,8 @@ class Engine:
         for name, token_id in request.terms.sampling.name_tokens():
             if token_id >= self._vocab_size:
                 raise BadRequest(f"{name} names a token id beyond the vocabulary", name)
+        if request.masks and self._config.deterministic:
+            raise ConfigurationError("a deterministic engine leaves out no part of a prompt")
         reply = Reply()
 
         def answer(opened: Lease | Exception) -> None:
@@ -232,10 +235,9 @@ class Engine:
     async def prefill(self, lease_id: str) -> PrefillReceipt:
         """Compute the KV of the prompt and of tokens committed elsewhere, for all choices."""
         cache, ledger = self._compute.runner.cache, self._state.ledger
-        is_tiled = self._config.deterministic  # whose rows see all that is before them
 
         def prefill(lease: Lease) -> Prefill:
-            kind = MaskedPrefill if lease.request.masks and not is_tiled else Prefill
+            kind = MaskedPrefill if lease.request.masks else Prefill
             return kind(lease, cache, ledger.prefixes, ledger.page_tokens, self._kept)
 
         return await self._call(lease_id, prefill, PrefillReceipt)

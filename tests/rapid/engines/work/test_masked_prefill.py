@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rapid.engines.engine import Engine
-from rapid.errors import BadRequest
+from rapid.errors import BadRequest, ConfigurationError
 from tests.rapid.engines.gate import PROMPT, Gate, opened
 from tests.rapid.tiny_models import (
     FAMILIES,
@@ -78,9 +78,10 @@ async def test_nothing_of_it_is_found_by_a_later_prompt(engine: Engine) -> None:
     assert list(verdict.token_ids) == reference_greedy(text, 4)
 
 
-async def test_an_engine_that_computes_in_tiles_says_nothing() -> None:
+async def test_an_engine_that_computes_in_tiles_refuses() -> None:
     engine = tiny_engine(deterministic=True)
-    assert await scores(engine, [5, 6], MASKS) == ()
+    with pytest.raises(ConfigurationError, match="leaves out no part"):
+        await scores(engine, [5, 6], MASKS)
     engine.close()
 
 
