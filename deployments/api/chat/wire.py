@@ -214,6 +214,13 @@ def rapid_receipt(receipt: Receipt) -> Json:
     }
     if receipt.kv_cache_dtype:
         body["kv_cache_dtype"] = dict(receipt.kv_cache_dtype)
+    if (cited := receipt.citations) is not None:
+        body["citations"] = [asdict(citation) for citation in cited.found]
+        body["unsupported"] = [
+            {"choice": choice, "start": start, "end": end, "no_source": True}
+            for choice, start, end in cited.unsupported
+        ]
+        body["needed"] = cited.needed
     if receipt.application is not None:
         body["application"] = receipt.application
     if receipt.explanation is not None:
