@@ -13,6 +13,7 @@ from rapid.engines.forward.key_centres import key_centres
 from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVCache, PageRun, PageTable
+from tests.rapid.tiny_families import family_checkpoint, family_model
 from tests.rapid.tiny_models import engine_config, loaded, random_prompt
 
 CPU = torch.device("cpu")
@@ -82,6 +83,15 @@ def test_keys_with_a_large_bias_keep_their_differences(size: float) -> None:
 def test_keys_without_a_bias_have_no_centre() -> None:
     assert key_centres(loaded("llama").model) == [None, None]
     assert key_centres(loaded("qwen3").model) == [None, None]
+
+
+def test_keys_beside_sinks_are_kept_as_they_are() -> None:
+    """A vector off all keys would change the sinks' share."""
+    model = family_model(family_checkpoint("gpt_oss"))
+    centres = key_centres(model.model)
+    assert centres == [None] * 3
+    expected = log_probs(model, KVCache(model.kv_layout, 20, 8))
+    torch.testing.assert_close(in_fp8(model, centres), expected, atol=0.5, rtol=0)
 
 
 def test_a_part_of_the_heads_has_its_part_of_the_centres() -> None:
