@@ -17,6 +17,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, event, make_url, text
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
@@ -77,6 +78,10 @@ class Database:
             session = AsyncSession(self._writing, expire_on_commit=False)
             async with session, session.begin():
                 yield session
+
+    def insert(self, row: type[Any]) -> Any:
+        """Return an INSERT with ``on_conflict_...``, which both kinds of database spell alike."""
+        return (postgresql.insert if self.is_shared else sqlite.insert)(row)
 
     async def migrate(self) -> None:
         """Bring the tables to this version of the library; several processes may at once.

@@ -20,7 +20,7 @@ def hash_key(
 
     The key comes from a hidden prompt, or from standard input when that is no terminal.
     """
-    from deployments.config.tenants import hash_key as hash_of
+    from library.accounts.callers import hash_key as hash_of
 
     if new:
         key = f"sk-{secrets.token_urlsafe(32)}"

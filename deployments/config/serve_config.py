@@ -206,6 +206,7 @@ class ServedModel:
             max_model_len=length,
             is_embedded=self.config.is_embedded,
             target=self.target.pool_name,
+            default_max_tokens=self.config.orchestrator.default_max_tokens,
         )
 
     def num_answers(self, *, is_calm: bool) -> int:

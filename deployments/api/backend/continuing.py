@@ -144,6 +144,12 @@ class Cursor:
         marks = [_MARK.pack(*astuple(mark)) for mark in self.marks]
         return base64.urlsafe_b64encode(b"".join((head, *marks))).decode()
 
+    @property
+    def answer_id(self) -> str:
+        """The id of the answer, the same for all that continue it and for no other question."""
+        stream = self.unique, self.asked, self.seed, self.created, self.date.toordinal()
+        return blake2b(_HEAD.pack(_FORMAT, *stream, 0, 0), digest_size=16).hexdigest()
+
     def after_role(self) -> Cursor:
         """Return the cursor of a client that also has the role of the next choice."""
         return replace(self, num_roles=self.num_roles + 1)
