@@ -15,7 +15,8 @@ from deployments.api.backend.readiness import Readiness
 from deployments.api.backend.remote_orchestrator import RemoteOrchestrator, watch
 from deployments.api.backend.routes import Routes
 from deployments.api.backend.service import GenerationService
-from deployments.api.gate.gossip import board_of, keep_in_step
+from deployments.api.gate.gossip import board_of, call_shared, keep_in_step
+from deployments.api.gate.quotas import QuotaBoard, Quotas
 from deployments.api.ingress import Ingress
 from deployments.api.proxy.server_limits import check_callers_are_known, limit_replica
 from deployments.config.api_config import ApiConfig
@@ -57,7 +58,11 @@ class IngressReplica:
         self._service.configure(tuple(cards))
         # Serve's proxy adds x-request-id to every request and response.
         self._ingress = Ingress(
-            self._service, config, sends_request_id=False, metrics=self._metrics
+            self._service,
+            config,
+            sends_request_id=False,
+            metrics=self._metrics,
+            quotas=Quotas(call_shared(QuotaBoard, f"{name}/quotas")),
         )
         self._settings: ApiConfig | None = None
 
