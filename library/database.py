@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, event, make_url, text
+from sqlalchemy import Connection, event, func, make_url, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -82,6 +83,15 @@ class Database:
     def insert(self, row: type[Any]) -> Any:
         """Return an INSERT with ``on_conflict_...``, which both kinds of database spell alike."""
         return (postgresql.insert if self.is_shared else sqlite.insert)(row)
+
+    async def take_turn(self, session: AsyncSession, name: str) -> None:
+        """Wait until no other transaction has the turn of `name`, and have it to the end of this.
+
+        On SQLite a transaction that writes is alone anyway.
+        """
+        if self.is_shared:
+            turn = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), signed=True)
+            await session.execute(select(func.pg_advisory_xact_lock(turn)))
 
     async def migrate(self) -> None:
         """Bring the tables to this version of the library; several processes may at once.

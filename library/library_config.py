@@ -7,6 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from library.parsing import ParsingLimits
 from rapid.config import Finite, Frozen
 
 
@@ -38,6 +39,11 @@ class LibraryConfig(Frozen):
     workers: int = Field(2, ge=1, le=16)
     parsing_s: Finite = Field(300.0, gt=0)
     parsing_bytes: int = Field(2**30, ge=64 * 2**20)
+
+    @property
+    def parsing_limits(self) -> ParsingLimits:
+        """What reading one file may take."""
+        return ParsingLimits()
 
     @model_validator(mode="after")
     def _several_nodes_share_both(self) -> Self:
