@@ -310,7 +310,10 @@ class Ingress:
             event_id = request.headers.get("last-event-id")
             cursor = Cursor.of_event(event_id, sent) if event_id else Cursor.first(sent)
             record.answer_id = cursor.answer_id
-            record.reservation = await self._reserve(request, sent, len(body))
+            longest = sent.max_tokens or self._config.card_of(sent.model).default_max_tokens
+            record.most_tokens = longest * sent.num_choices
+            num_bytes = len(body)  # a token of the prompt is one of them at the least
+            record.reservation = await self._reserve(request, sent, num_bytes + record.most_tokens)
             answer = partial(continue_events, self._service, sent, cursor)
             feed = EventFeed(answer, request.receive, record.note, partial(self._explain, asked))
             await stack.enter_async_context(feed)
@@ -330,18 +333,16 @@ class Ingress:
             )
 
     async def _reserve(
-        self, request: Request, sent: GenerateRequest, num_bytes: int
+        self, request: Request, sent: GenerateRequest, most: int
     ) -> Reservation | None:
-        """Reserve what a request may use at most: a token is a byte of the body at the least.
+        """Reserve what a request may use at most, with its stored documents.
 
         Raises:
             TooManyRequests: Its tenant may not use so much now.
         """
         limits = self._limits_of(sent.tenant)
         stored = (each for each in sent.documents if not isinstance(each, Document))
-        num_bytes += sum(_MOST_BYTES * each.num_chars for each in stored)
-        longest = sent.max_tokens or self._config.card_of(sent.model).default_max_tokens
-        most = num_bytes + longest * sent.num_choices
+        most += sum(_MOST_BYTES * each.num_chars for each in stored)
         reserved = await self._quotas.reserve(sent.tenant, limits, most)
         if reserved is None:
             return None

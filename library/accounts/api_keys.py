@@ -12,15 +12,17 @@ import secrets
 import time
 from collections.abc import Collection
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from library.accounts.audit_trail import record_act
-from library.accounts.callers import SCOPES, hash_key
+from library.accounts.callers import SCOPES, Caller, hash_key
 from library.database import Database
 from library.schema import KeyRow
 from rapid.errors import UnknownKey
 
+_BY_HASH = select(KeyRow.__table__).where(KeyRow.sha256 == bindparam("presented"))
+_ANY = select(KeyRow.id).limit(1)
 _ID_BYTES = 12  # of randomness: no two keys have one id
 _ID = re.compile(f"key_[0-9a-f]{{{2 * _ID_BYTES}}}")
 
@@ -59,20 +61,20 @@ def _add_key(
     return row, key
 
 
-async def find_key(database: Database, key: str) -> KeyRow | None:
-    """Return the row of a key that is taken now; None for any other text."""
+async def find_key(database: Database, key: str) -> Caller | None:
+    """Return who holds a key that is taken now; None for any other text."""
     presented = hash_key(key)
-    async with database.read() as session:
-        row = await session.scalar(select(KeyRow).where(KeyRow.sha256 == presented))
+    row = await database.glance(_BY_HASH, presented=presented)
     if row is None or not hmac.compare_digest(row.sha256, presented) or row.revoked_at is not None:
         return None
-    return row if row.expires_at is None or time.time() < row.expires_at else None
+    if row.expires_at is not None and row.expires_at <= time.time():
+        return None
+    return Caller(row.tenant, row.id, frozenset(row.scopes.split()))
 
 
 async def has_keys(database: Database) -> bool:
     """Return whether a key was ever made."""
-    async with database.read() as session:
-        return await session.scalar(select(KeyRow.id).limit(1)) is not None
+    return await database.glance(_ANY) is not None
 
 
 async def list_keys(

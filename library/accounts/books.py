@@ -51,8 +51,7 @@ class Accounts:
         Raises:
             LibraryUnavailable: The database does not answer.
         """
-        row = await api_keys.find_key(await self.database(), key)
-        return None if row is None else Caller(row.tenant, row.id, frozenset(row.scopes.split()))
+        return await api_keys.find_key(await self.database(), key)
 
     async def has_keys(self) -> bool:
         """Return whether a key was ever made, without which no request needs one."""

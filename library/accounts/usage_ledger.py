@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from sqlalchemy import case, func, select
+from sqlalchemy import case, func, or_, select
 
 from library.database import Database
 from library.schema import UsageRow
@@ -35,26 +35,26 @@ class UsageEntry:
 
 
 async def record_usage(database: Database, entries: Sequence[UsageEntry]) -> None:
-    """Write entries; of one answer the larger numbers stay, so that writing twice adds nothing.
+    """Write entries; of one answer one stays, so that writing twice adds nothing.
 
-    An answer has several entries when its stream broke and was resumed: the later one has all of
-    it, and the first one the part that was sent.
+    An answer has several entries when its stream broke and was resumed. That of its end stays, or
+    the larger numbers of those that have none.
     """
     insert = database.insert(UsageRow)
     new, old = insert.excluded, UsageRow
-    larger = {
-        name: case((new[name] > getattr(old, name), new[name]), else_=getattr(old, name))
-        for name in (*_COUNTS, *_SECONDS)
-    }
-    status = case((new.status == "ok", new.status), else_=old.status)
+
+    def one_of(name: str) -> Any:
+        own, other = getattr(old, name), new[name]
+        is_other = or_(new.status == "ok", other > own)
+        return case((old.status == "ok", own), (is_other, other), else_=own)
+
+    kept = {name: one_of(name) for name in ("status", *_COUNTS, *_SECONDS)}
     # In one order everywhere, so that two ingresses cannot wait for one another.
     rows = sorted((asdict(each) for each in entries), key=lambda each: each["request_id"])
     async with database.write() as session:
         for row in rows:
             await session.execute(
-                insert.values(row).on_conflict_do_update(
-                    index_elements=["request_id"], set_=larger | {"status": status}
-                )
+                insert.values(row).on_conflict_do_update(index_elements=["request_id"], set_=kept)
             )
 
 

@@ -198,17 +198,20 @@ async def continue_events(
     lost: list[Failover] = []
     while True:
         rest = _Rest(has)
+        num_skipped = 0  # tokens that were generated again, of which the next delta tells
         try:
             running = await service.begin(request, tell)
             async with aclosing(running.rest) as events:
                 yield running.started
                 async for event in events:
                     if isinstance(event, TextDelta) and request.is_streamed:
+                        num_skipped += event.num_tokens
                         new = rest.of(event)
                         if new is None:
                             continue
                         has[new.choice] = has[new.choice].after_delta(new)
-                        event = new
+                        event = replace(new, num_tokens=num_skipped)
+                        num_skipped = 0
                     elif isinstance(event, Finished):
                         failovers = (*lost, *event.receipt.failovers)
                         name = running.application

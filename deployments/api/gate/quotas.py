@@ -181,10 +181,8 @@ class QuotaBoard:
     def correct(self, name: str, tokens: int) -> None:
         """Reserve another number of tokens, as more is known of a request; it goes on."""
         if reserved := self._open.get(name):
-            more, now = tokens - reserved.tokens, self._slot()
-            is_past = reserved.slot <= now - _SLOTS
-            self._book(reserved, now if is_past and more > 0 else reserved.slot, 0, more)
-            reserved.tokens = tokens
+            most = reserved.limits.tokens
+            self._change(reserved, tokens if most is None else min(tokens, most))
 
     def end_prefill(self, name: str) -> None:
         """Take note that the prompt of a request is read."""
@@ -193,11 +191,17 @@ class QuotaBoard:
 
     def settle(self, name: str, tokens: int | None) -> None:
         """End a reservation with the tokens that were used; None takes all of it back."""
-        if tokens is not None:
-            self.correct(name, tokens)
-        reserved = self._open.pop(name, None)
-        if reserved is not None and tokens is None:
-            self._book(reserved, reserved.slot, -1, -reserved.tokens)
+        if reserved := self._open.pop(name, None):
+            if tokens is not None:
+                self._change(reserved, tokens)
+            else:
+                self._book(reserved, reserved.slot, -1, -reserved.tokens)
+
+    def _change(self, reserved: _Reserved, tokens: int) -> None:
+        more, now = tokens - reserved.tokens, self._slot()
+        is_past = reserved.slot <= now - _SLOTS
+        self._book(reserved, now if is_past and more > 0 else reserved.slot, 0, more)
+        reserved.tokens = tokens
 
     def _slot(self) -> int:
         slot = int(self._clock() / _SLOT_S)

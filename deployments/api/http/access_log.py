@@ -73,6 +73,8 @@ class RequestRecord:
         self.tenant, self.key_id = caller.tenant, caller.key_id
         self.answer_id: str | None = None
         self.reservation: Reservation | None = None
+        self.most_tokens = 0  # of the answer, over all choices
+        self.told = Usage(0, 0)
         self.began = clock()
         self.waited_s: float | None = None
         self.first_text: float | None = None
@@ -94,10 +96,16 @@ class RequestRecord:
         """Note what an event of the answer says; the last one settles what was reserved."""
         if isinstance(event, Started):
             self.mode = event.mode
-        elif isinstance(event, TextDelta) and self.first_text is None:
-            self.first_text = self._clock()
-            if self.reservation is not None:
-                self.reservation.end_prefill()
+            self.told = Usage(event.prompt_tokens, 0)
+            if self.reservation is not None and event.prompt_tokens:
+                self.reservation.correct(event.prompt_tokens + self.most_tokens)
+        elif isinstance(event, TextDelta):
+            so_far = self.told.completion_tokens + event.num_tokens
+            self.told = self.told._replace(completion_tokens=so_far)
+            if self.first_text is None:
+                self.first_text = self._clock()
+                if self.reservation is not None:
+                    self.reservation.end_prefill()
         elif isinstance(event, Finished):
             assert self.ticket is not None
             self.receipt = event.receipt
@@ -173,9 +181,7 @@ class AccessLog:
         ended = self._clock()
         outcome, cause = record.ending()
         if record.reservation is not None:
-            record.reservation.end_prefill()
-            if outcome in ("refused", "failed"):
-                record.reservation.settle(None)
+            record.reservation.settle(sum(record.told) if outcome == "left" else None)
         if self._accounts is not None and record.answer_id and record.mode is not None:
             self._accounts.note(_entry(record, record.answer_id, outcome))
         first_text_s = None if record.first_text is None else record.first_text - record.began
@@ -214,9 +220,15 @@ def _usage(receipt: Receipt) -> Usage:
 
 
 def _entry(record: RequestRecord, answer_id: str, status: str) -> UsageEntry:
-    """Return the entry of the ledger; of an answer that has no receipt nothing is counted."""
+    """Return the entry of the ledger.
+
+    Of an answer whose caller left, it has what was told of it: its prompt, and its tokens up to the
+    last delta. Of one at which the server failed, nothing.
+    """
     receipt = record.receipt
-    usage = Usage(0, 0) if receipt is None else _usage(receipt)
+    usage = record.told if status == "left" else Usage(0, 0)
+    if receipt is not None:
+        usage = _usage(receipt)
     stages = {} if receipt is None else receipt.timings_ms
     return UsageEntry(
         request_id=answer_id,

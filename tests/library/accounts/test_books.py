@@ -7,12 +7,14 @@ import random
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import delete
 
 from library.accounts import books
 from library.accounts.books import Accounts
 from library.accounts.tenant_limits import read_limits, write_limits
 from library.accounts.usage_ledger import UsageEntry, record_usage, sum_usage
 from library.database import Database
+from library.schema import UsageRow
 from rapid.errors import LibraryUnavailable
 
 ENTRY = UsageEntry("r1", "acme", "key_1", "m", "2026-01-31", 100, 40, 8, 0.5, 0.25, "ok")
@@ -51,6 +53,25 @@ async def test_an_answer_is_counted_once_however_often_it_is_written(database: D
         ("key_1", 100),
         ("key_2", 100),
     ]
+
+
+async def test_the_end_of_an_answer_stays(database: Database):
+    """Whatever comes before or after it, and of beginnings the longest."""
+    left = replace(ENTRY, prompt_tokens=500, completion_tokens=2, status="left")
+    longer = replace(left, completion_tokens=5)
+    failed = replace(ENTRY, prompt_tokens=0, completion_tokens=0, status="failed")
+    for order, expected in (
+        ((failed, left, longer, left), (500, 5)),
+        ((left, ENTRY, longer), (100, 8)),
+        ((ENTRY, failed, left), (100, 8)),
+    ):
+        name = str(order)[-300:]
+        for each in order:
+            await record_usage(database, [replace(each, request_id=name, day="2026-03-01")])
+        (found,) = await sum_usage(database, None, "2026-03-01", "2026-03-01", ["day"])
+        assert (found["prompt_tokens"], found["completion_tokens"]) == expected
+        async with database.write() as session:
+            await session.execute(delete(UsageRow))
 
 
 async def test_sums_are_of_a_tenant_and_of_days(database: Database):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -11,8 +14,10 @@ import pytest
 from library.accounts import tenant_limits
 from library.database import Database
 from rapid.errors import TargetUnavailable
+from rapid.messages import Finished, TextDelta
 from tests.deployments.api.accounts.doors import CHAT, AccountDoor
-from tests.deployments.scripted import STARTED
+from tests.deployments.scripted import STARTED, receipt
+from tests.deployments.serving import served
 
 KEYS, LIMITS = "/v1/admin/keys", "/v1/admin/limits"
 
@@ -72,49 +77,46 @@ async def test_acts_name_who_did_them(door: AccountDoor, admin: str):
     assert admin not in str(act)
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "param", "status"),
-    [
-        ("POST", KEYS, {}, "tenant", 400),
-        ("POST", KEYS, {"tenant": ""}, "tenant", 400),
-        ("POST", KEYS, {"tenant": "a\n"}, "tenant", 400),
-        ("POST", KEYS, {"tenant": "a\x00"}, "tenant", 400),
-        ("POST", KEYS, {"tenant": "x" * 129}, "tenant", 400),
-        ("POST", KEYS, {"tenant": "a", "scopes": ["root"]}, "scopes[0]", 400),
-        ("POST", KEYS, {"tenant": "a", "scopes": []}, "scopes", 400),
-        ("POST", KEYS, {"tenant": "a", "expires_at": 5}, "expires_at", 400),
-        ("POST", KEYS, {"tenant": "a", "expires_at": 2**60}, "expires_at", 400),
-        ("POST", KEYS, {"tenant": "a", "expires": 5}, "expires", 400),
-        ("POST", KEYS, "text", "", 400),
-        ("DELETE", f"{KEYS}/key_x", None, None, 404),
-        ("DELETE", f"{KEYS}/key_{24 * '0'}", None, None, 404),
-        ("DELETE", f"{KEYS}/%00", None, None, 404),
-        ("POST", f"{KEYS}/key_x/rotate", {"grace_seconds": -1}, "grace_seconds", 400),
-        ("GET", f"{KEYS}?limit=0", None, "limit", 400),
-        ("GET", f"{KEYS}?limit=x", None, "limit", 400),
-        ("GET", f"{KEYS}?tenant=%00", None, "tenant", 400),
-        ("GET", f"{KEYS}?after=nobody", None, None, 404),
-        ("GET", "/v1/admin/audit?after=-1", None, "after", 400),
-        ("POST", f"{LIMITS}/acme", {"weight": 0}, "weight", 400),
-        ("POST", f"{LIMITS}/acme", {"files": 2**63}, "files", 400),
-        ("POST", f"{LIMITS}/acme", {"file": 1}, "file", 400),
-        ("POST", f"{LIMITS}/%00", {"files": 1}, "tenant", 400),
-        ("GET", "/v1/usage?group_by=hour", None, "group_by", 400),
-        ("GET", "/v1/usage?group_by=day,day", None, "group_by", 400),
-        ("GET", "/v1/usage?start_date=today", None, "start_date", 400),
-        ("GET", "/v1/usage?end_date=2026-02-30", None, "end_date", 400),
-    ],
-)
-async def test_bad_input_is_named(
-    door: AccountDoor, admin: str, method: str, path: str, body: Any, param: str, status: int
-):
-    response = await door.send(method, path, admin, body)
-    assert response.status_code == status
-    error = response.json()["error"]
-    assert error["type"] == "invalid_request_error"
-    assert error["param"] == param
-    if "limits" in path:
-        assert await tenant_limits.read_limits(door.database) == []
+BAD_INPUT: list[tuple[str, str, Any, str | None, int]] = [
+    ("POST", KEYS, {}, "tenant", 400),
+    ("POST", KEYS, {"tenant": ""}, "tenant", 400),
+    ("POST", KEYS, {"tenant": "a\n"}, "tenant", 400),
+    ("POST", KEYS, {"tenant": "a\x00"}, "tenant", 400),
+    ("POST", KEYS, {"tenant": "x" * 129}, "tenant", 400),
+    ("POST", KEYS, {"tenant": "a", "scopes": ["root"]}, "scopes[0]", 400),
+    ("POST", KEYS, {"tenant": "a", "scopes": []}, "scopes", 400),
+    ("POST", KEYS, {"tenant": "a", "expires_at": 5}, "expires_at", 400),
+    ("POST", KEYS, {"tenant": "a", "expires_at": 2**60}, "expires_at", 400),
+    ("POST", KEYS, {"tenant": "a", "expires": 5}, "expires", 400),
+    ("POST", KEYS, "text", "", 400),
+    ("DELETE", f"{KEYS}/key_x", None, None, 404),
+    ("DELETE", f"{KEYS}/key_{24 * '0'}", None, None, 404),
+    ("DELETE", f"{KEYS}/%00", None, None, 404),
+    ("POST", f"{KEYS}/key_x/rotate", {"grace_seconds": -1}, "grace_seconds", 400),
+    ("GET", f"{KEYS}?limit=0", None, "limit", 400),
+    ("GET", f"{KEYS}?limit=x", None, "limit", 400),
+    ("GET", f"{KEYS}?tenant=%00", None, "tenant", 400),
+    ("GET", f"{KEYS}?after=nobody", None, None, 404),
+    ("GET", "/v1/admin/audit?after=-1", None, "after", 400),
+    ("POST", f"{LIMITS}/acme", {"weight": 0}, "weight", 400),
+    ("POST", f"{LIMITS}/acme", {"files": 2**63}, "files", 400),
+    ("POST", f"{LIMITS}/acme", {"file": 1}, "file", 400),
+    ("POST", f"{LIMITS}/%00", {"files": 1}, "tenant", 400),
+    ("GET", "/v1/usage?group_by=hour", None, "group_by", 400),
+    ("GET", "/v1/usage?group_by=day,day", None, "group_by", 400),
+    ("GET", "/v1/usage?start_date=today", None, "start_date", 400),
+    ("GET", "/v1/usage?end_date=2026-02-30", None, "end_date", 400),
+]
+
+
+async def test_bad_input_is_named(door: AccountDoor, admin: str):
+    for method, path, body, param, status in BAD_INPUT:
+        response = await door.send(method, path, admin, body)
+        error = response.json()["error"]
+        found = response.status_code, error["type"], error["param"]
+        assert found == (status, "invalid_request_error", param), (method, path, body)
+    assert await tenant_limits.read_limits(door.database) == []
+    assert len((await door.send("GET", KEYS, admin)).json()["data"]) == 1
 
 
 async def test_limits_are_set_one_by_one(door: AccountDoor, admin: str):
@@ -164,6 +166,38 @@ async def test_a_resumed_stream_is_counted_once_and_a_caller_s_id_hides_nothing(
     await door.accounts.write_usage()
     (own,) = (await door.send("GET", "/v1/usage", key)).json()["data"]
     assert (own["num_requests"], own["completion_tokens"]) == (2, 16)
+
+
+async def test_an_answer_that_its_caller_left_costs_what_was_told(database: Database):
+    """And its end, when the stream is resumed, replaces that."""
+    started = replace(STARTED, prompt_tokens=90)
+    told = (started, TextDelta(0, "Hel", num_tokens=2), TextDelta(0, "lo", num_tokens=3))
+    door = AccountDoor(database, *told, asyncio.Event())
+    key = await door.key()
+
+    async def usage() -> tuple[int, int, int]:
+        await door.accounts.write_usage()
+        (own,) = (await door.send("GET", "/v1/usage", key)).json()["data"]
+        return own["num_requests"], own["prompt_tokens"], own["completion_tokens"]
+
+    headers = {"authorization": f"Bearer {key}"}
+    async with served(door.app) as url, httpx.AsyncClient(base_url=url) as http:
+        asked = http.stream("POST", CHAT, json=_asked({"stream": True}), headers=headers)
+        async with asked as response:
+            async for line in response.aiter_lines():
+                if '"content":"lo"' in line:
+                    event_id = json.loads(line.removeprefix("data: "))["rapid_event_id"]
+                    break
+        await asyncio.wait_for(door.orchestrator.given_up.wait(), 60)
+    async with asyncio.timeout(60):
+        while not door.accounts._waiting:  # noqa: ASYNC110 (the connection ends on its own)
+            await asyncio.sleep(0.01)
+    assert await usage() == (1, 90, 5)
+    door.orchestrator.script = (*told, TextDelta(0, "!", (), "stop"), Finished(receipt()))
+    body = _asked({"stream": True})
+    rest = await door.send("POST", CHAT, key, body, **{"last-event-id": event_id})
+    assert "[DONE]" in rest.text
+    assert await usage() == (1, 100, 8)
 
 
 async def test_what_the_server_failed_at_costs_nothing(database: Database):
