@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 _ACTOR = "rapid keys"  # in the audit log
 _PAGE = 100  # keys of one look-up
-_DAY_S = 86_400
+_DAY_S = 86_400  # seconds of a day
 
 app = typer.Typer(
     no_args_is_help=True, help="Make, list, revoke and rotate API keys in the library's database."

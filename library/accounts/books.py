@@ -62,7 +62,7 @@ class Accounts:
         """Have the usage of an answer written soon."""
         if len(self._waiting) >= _MOST_WAITING:
             self._waiting.popleft()
-            self.num_lost += 1
+            self._lose(1)
         self._waiting.append(entry)
 
     async def read_limits(self) -> bool:
@@ -101,10 +101,13 @@ class Accounts:
             await asyncio.gather(task, return_exceptions=True)
             with suppress(RapidError):
                 await self.write_usage()
-            self.num_lost += len(self._waiting)
+            if self._waiting:
+                self._lose(len(self._waiting))
             self._waiting.clear()
-            if self.num_lost:
-                _log.error("the usage of %d answers was not written", self.num_lost)
+
+    def _lose(self, number: int) -> None:
+        self.num_lost += number
+        _log.error("the usage of %d answers was not written so far", self.num_lost)
 
     async def _keep(self, on_limits: Callable[[], None]) -> None:
         while True:

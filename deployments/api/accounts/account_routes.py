@@ -29,9 +29,9 @@ Model = TypeVar("Model", bound=Fields)
 Endpoint = tuple[str, str, Scope | None, Callable[[Request], Awaitable[Response]]]
 """A method, a path, the scope that a key must have, and what answers it."""
 
-_NS = 10**9
+_NS = 10**9  # nanoseconds of a second
 _USUAL_DAYS = 31  # of usage, where no first day is given
-_MOST_LISTED = 100
+_MOST_LISTED = 100  # at once, as in lists of OpenAI
 
 
 class AccountRoutes:

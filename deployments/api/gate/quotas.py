@@ -205,8 +205,9 @@ class QuotaBoard:
 
     def _slot(self) -> int:
         slot = int(self._clock() / _SLOT_S)
-        for name, reserved in list(self._open.items()):
-            if reserved.slot > slot - _FORGET_S / _SLOT_S:
+        while self._open:
+            name = next(iter(self._open))
+            if self._open[name].slot > slot - _FORGET_S / _SLOT_S:
                 break
             del self._open[name]
         return slot
