@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Self
 
@@ -43,7 +44,12 @@ class LibraryConfig(Frozen):
     @property
     def parsing_limits(self) -> ParsingLimits:
         """What reading one file may take."""
-        return ParsingLimits()
+        return ParsingLimits(
+            file_bytes=self.max_file_bytes,
+            memory_bytes=self.parsing_bytes,
+            cpu_s=math.ceil(self.parsing_s),
+            wall_s=self.parsing_s,
+        )
 
     @model_validator(mode="after")
     def _several_nodes_share_both(self) -> Self:

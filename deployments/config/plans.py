@@ -47,7 +47,7 @@ Plans = dict[str, DeploymentPlan]
 def deployment_plans(config: ApplicationConfig) -> Plans:
     """Return the plan of every deployment of the application, by its name."""
     plans = {part.name: _engines(part.settings) for part in config.engine_parts.values()}
-    kept = [config.library.kept] if config.library is not None else []
+    kept = [config.library.kept.model_dump(mode="json")] if config.library else []
     for model in config.served:
         target, drafter = model.target.settings.engine, model.config.drafter_pool.engine
         if (retriever := model.retriever) is not None and retriever.name not in plans:

@@ -150,8 +150,8 @@ class LibraryPoolConfig(LibraryConfig):
     @property
     def kept(self) -> LibraryConfig:
         """The settings that every process needs that opens the library."""
-        values = self.model_dump(exclude={"pool"}) | {"folder": self.folder.absolute()}
-        return LibraryConfig.model_validate(values)
+        own = {name: getattr(self, name) for name in LibraryConfig.model_fields}
+        return LibraryConfig.model_construct(**own | {"folder": self.folder.absolute()})
 
     @model_validator(mode="after")
     def _a_folder_has_one_librarian(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
 
 from lxml import etree
 
@@ -28,51 +28,58 @@ def read_html(data: bytes) -> str:
     """Return a page's text: blocks apart, headings and lists marked as in Markdown."""
     declared = _DECLARED.search(data[:_HEAD_BYTES])
     html = decode_text(data, declared[1].decode() if declared else None)
-    parser = etree.HTMLParser(
-        encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True, no_network=True
-    )
-    root = etree.fromstring(html.encode() or b" ", parser)
-    blocks = Blocks()
-    num_pre = 0
-    if root is None:
-        return ""
-    walk = etree.iterwalk(root, events=("start", "end"))
-    for event, element in walk:
-        tag = element.tag if isinstance(element.tag, str) else ""
-        is_start = event == "start"
-        if tag == "pre":
-            blocks.end_block(keep_spaces=num_pre > 0)
-            num_pre += 1 if is_start else -1
-        elif tag in _BLOCKS:
-            blocks.end_block(keep_spaces=num_pre > 0)
-            if tag == "li":
-                blocks.mark = ITEM if is_start else ""
-            elif tag[1:].isdigit():
-                blocks.mark = "#" * int(tag[1]) + " " if is_start else ""
+    # A target, because lxml's trees end silently at 2,048 elements inside each other.
+    parser = etree.HTMLParser(encoding="utf-8", huge_tree=True, target=_Reader())
+    return str(etree.fromstring(html.encode() or b" ", parser))
+
+
+class _Reader:
+    """What lxml tells of a page's elements as it meets them."""
+
+    def __init__(self) -> None:
+        self._blocks = Blocks()
+        self._num_pre = 0
+        self._num_unseen = 0  # open elements that are not seen or stand in one
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        if tag in _BLOCKS and not self._num_unseen:
+            self._end_block()
+        if self._num_unseen or tag in _UNSEEN or _is_hidden(attributes):
+            self._num_unseen += 1
+        elif tag == "br":
+            self._blocks.write("\n")
         elif tag in ("td", "th", "tr"):
-            if is_start:
-                blocks.open_frame()
-            elif tag == "tr":
-                blocks.close_row()
-            else:
-                blocks.close_cell()
-        elif tag == "br" and is_start:
-            blocks.write("\n")
-        is_unseen = tag in _UNSEEN or (is_start and _is_hidden(element))
-        if is_start and is_unseen:
-            walk.skip_subtree()
-        elif is_start:
-            _write(blocks, element.text, num_pre)
-        if not is_start:
-            _write(blocks, element.tail, num_pre)
-    return blocks.finish()
+            self._blocks.open_frame()
+        elif tag == "pre":
+            self._num_pre += 1
+        elif tag == "li":
+            self._blocks.mark = ITEM
+        elif tag in _BLOCKS and tag[1:].isdigit():
+            self._blocks.mark = "#" * int(tag[1]) + " "
+
+    def data(self, text: str) -> None:
+        if not self._num_unseen:
+            self._blocks.write(text if self._num_pre else re.sub(r"[ \t\n]+", " ", text))
+
+    def end(self, tag: str) -> None:
+        if self._num_unseen:
+            self._num_unseen -= 1
+        elif tag == "tr":
+            self._blocks.close_row()
+        elif tag in ("td", "th"):
+            self._blocks.close_cell()
+        elif tag in _BLOCKS:
+            self._end_block()
+            self._num_pre -= tag == "pre"
+            self._blocks.mark = ""
+
+    def close(self) -> str:
+        return self._blocks.finish()
+
+    def _end_block(self) -> None:
+        self._blocks.end_block(keep_spaces=self._num_pre > 0)
 
 
-def _write(blocks: Blocks, text: str | None, num_pre: int) -> None:
-    if text:
-        blocks.write(text if num_pre else re.sub(r"[ \t\n]+", " ", text))
-
-
-def _is_hidden(element: Any) -> bool:
-    style = element.get("style", "").replace(" ", "").lower()
-    return element.get("hidden") is not None or "display:none" in style
+def _is_hidden(attributes: Mapping[str, str]) -> bool:
+    style = attributes.get("style", "").replace(" ", "").lower()
+    return "hidden" in attributes or "display:none" in style

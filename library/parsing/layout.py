@@ -163,8 +163,8 @@ class ParsedText:
     """A file's text.
 
     Attributes:
-        text: What a model reads. Lines end in ``\\n``; it has no control character but tabs, and
-            no surrogate. All offsets count its characters, as Python does.
+        text: What a model reads. Lines end in a line feed; it has no control character but
+            tabs, and no surrogate. All offsets count its characters, as Python does.
         media_type: What the file was, such as ``application/pdf``.
         layout: The way from offsets to pages, lines and boxes.
     """

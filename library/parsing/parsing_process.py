@@ -68,7 +68,7 @@ async def parse_file(
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+        await process.communicate()  # asyncio waits for ever behind a pipe that nobody reads
 
 
 def _open(path: str | Path, limits: ParsingLimits) -> BinaryIO:

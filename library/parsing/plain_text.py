@@ -38,7 +38,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def clean_text(text: str) -> str:
-    """Return the text with ``\\n`` as its only line end, without control characters."""
+    """Return the text with a line feed as its only line end, without control characters."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     text = _CONTROL.sub("", _TERMINAL.sub("", text))
     return _SURROGATE.sub("\ufffd", _SPACE.sub(" ", _UNSEEN.sub("", text)))
