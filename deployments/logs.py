@@ -17,8 +17,9 @@ from ray.serve.schema import LoggingConfig
 from typing_extensions import override
 
 from cluster.serve_internals import configure_engine_log, read_log_settings
+from deployments.config.tenants import TENANT
 
-PACKAGES = ("cluster", "deployments", "rapid", "retrieval")
+PACKAGES = ("cluster", "deployments", "library", "rapid", "retrieval")
 _SERVE = logging.getLogger("ray.serve")
 _LEAST_LEVEL = logging.WARNING  # of the processes that are Serve's own
 _ACCESS = "deployments.api.http.access_log"  # whose lines are wanted at any level
@@ -27,13 +28,16 @@ _ACCESS = "deployments.api.http.access_log"  # whose lines are wanted at any lev
 class ServeHandler(logging.Handler):
     """A handler that passes lines on to Serve's logger, whose level decides which are written.
 
-    The line of each request is written at any level, unless `enable_access_log` is off.
+    Each has the tenant whose request is being served. The line of each request is written at any
+    level, unless `enable_access_log` is off.
     """
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
         if record.name == _ACCESS or _SERVE.isEnabledFor(record.levelno):
             record.logger = record.name  # Serve's formatter leaves the name out
+            if not hasattr(record, "tenant") and (tenant := TENANT.get()) is not None:
+                record.tenant = tenant
             _SERVE.handle(record)
 
 

@@ -99,6 +99,10 @@ class LibraryAccess:
             self._opening = asyncio.create_task(Library.open(self._config))
         return await asyncio.shield(self._opening)
 
+    async def database(self) -> Database:
+        """Return the library's database; errors are those of `get`."""
+        return (await self.get()).database
+
     async def resolve(self, tenant: str, documents: Sequence[DocumentRef]) -> tuple[Document, ...]:
         """Return documents with their texts; see `rapid.ports.DocumentResolver`."""
         inline = tuple(each for each in documents if isinstance(each, Document))

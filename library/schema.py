@@ -1,7 +1,7 @@
 """The tables of the library, as SQLAlchemy maps them; `migrations` makes them.
 
-Every row has its tenant, and every look-up names one. Times are seconds since the epoch, except
-``created``, which is in nanoseconds: rows are listed in its order.
+Every row has its tenant, and every look-up for a tenant names it. Times are seconds since the
+epoch, except ``created`` and ``changed``, which are in nanoseconds: rows are listed in their order.
 """
 
 from __future__ import annotations
@@ -148,3 +148,103 @@ class JobRow(Base):
     leased_until: Mapped[float]
     num_done: Mapped[int]
     num_all: Mapped[int]
+
+
+class KeyRow(Base):
+    """An API key, which is known by its hash alone.
+
+    Attributes:
+        scopes: What it may be used for, of `library.accounts.callers.Scope`, with spaces between.
+        expires_at: When it stops being taken by itself; None for never.
+        revoked_at: When it was revoked; None for a key that was not.
+    """
+
+    __tablename__ = "api_keys"
+    __table_args__ = (
+        Index("keys_by_sha256", "sha256", unique=True),
+        Index("keys_of_tenant", "tenant", "created"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant: Mapped[str]
+    sha256: Mapped[str]
+    name: Mapped[str]
+    scopes: Mapped[str]
+    created: Mapped[int]
+    expires_at: Mapped[int | None]
+    revoked_at: Mapped[int | None]
+
+
+class LimitsRow(Base):
+    """What one tenant may have; None leaves a limit to the configuration.
+
+    Attributes:
+        requests_per_minute: Questions.
+        tokens_per_minute: Tokens of prompts and answers.
+        concurrent_answers: Answers in progress, at all replicas of the ingress together.
+        long_prefills: Those among them whose long prompts are still being read.
+        files: Files that are kept.
+        bytes: Their bytes together.
+        weight: Shares of the server that the tenant has while several ask.
+    """
+
+    __tablename__ = "tenant_limits"
+    __table_args__ = (Index("limits_by_change", "changed"),)
+
+    tenant: Mapped[str] = mapped_column(primary_key=True)
+    requests_per_minute: Mapped[int | None]
+    tokens_per_minute: Mapped[int | None]
+    concurrent_answers: Mapped[int | None]
+    long_prefills: Mapped[int | None]
+    files: Mapped[int | None]
+    bytes: Mapped[int | None]
+    weight: Mapped[int | None]
+    changed: Mapped[int]
+
+
+class UsageRow(Base):
+    """What one answer used.
+
+    Attributes:
+        request_id: The answer's own id, which it keeps when its stream is resumed; no caller
+            chooses it.
+        day: Day of the request in UTC, as ``2026-01-31``.
+        target_s: Seconds that the answer waited for the target to read and judge.
+        drafter_s: Seconds that it waited for the drafter.
+        status: ``ok``, ``failed``, or ``left`` where the caller did not wait for the end.
+    """
+
+    __tablename__ = "usage"
+    __table_args__ = (Index("usage_of_tenant", "tenant", "day"),)
+
+    request_id: Mapped[str] = mapped_column(primary_key=True)
+    tenant: Mapped[str]
+    key_id: Mapped[str]
+    model: Mapped[str]
+    day: Mapped[str]
+    prompt_tokens: Mapped[int]
+    cached_tokens: Mapped[int]
+    completion_tokens: Mapped[int]
+    target_s: Mapped[float]
+    drafter_s: Mapped[float]
+    status: Mapped[str]
+
+
+class AuditRow(Base):
+    """An administrative act.
+
+    Attributes:
+        actor: The tenant and the id of the key that did it.
+        action: As ``keys.revoke``.
+        subject: The id of what it was done to.
+    """
+
+    __tablename__ = "audit"
+
+    id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer(), "sqlite"), primary_key=True
+    )
+    at: Mapped[float]
+    actor: Mapped[str]
+    action: Mapped[str]
+    subject: Mapped[str]

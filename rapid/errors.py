@@ -10,8 +10,10 @@
     │   ├── UnsupportedEncoding the request body is compressed                     415
     │   ├── UnknownModel        the endpoint does not serve this model             404
     │   ├── UnknownDocument     the tenant has no such document, file or store     404
-    │   └── DocumentNotReady    a file has not been read yet, or cannot be         409
+    │   ├── DocumentNotReady    a file has not been read yet, or cannot be         409
+    │   └── UnknownKey          there is no API key with this id                   404
     ├── Unauthorized            the API key is missing or unknown                  401
+    ├── Forbidden               the API key may not be used for this               403
     ├── Overloaded              the pools are full; says when to retry             503
     │   └── TooManyRequests     the tenant has too many requests; says when        429
     ├── LeaseNotFound           the lease was released, expired or never existed   503
@@ -94,8 +96,16 @@ class DocumentNotReady(BadRequest):
     """A file whose text is not there: it is still being read, or it cannot be read."""
 
 
+class UnknownKey(BadRequest):
+    """An id that no API key has."""
+
+
 class Unauthorized(RapidError):
     """A missing or unknown API key."""
+
+
+class Forbidden(RapidError):
+    """An API key without the scope that a route needs."""
 
 
 class Overloaded(RapidError):

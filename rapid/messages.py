@@ -367,12 +367,14 @@ class Started:
     Attributes:
         reason: Why it is this mode, in a sentence.
         cause: The same as one of few words.
+        prompt_tokens: Length of the prompt that is about to be read.
     """
 
     mode: Mode
     reason: str
     contract: Contract
     cause: Cause
+    prompt_tokens: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,11 +413,16 @@ class ChoiceDelta:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta(ChoiceDelta):
-    """New text of one choice, of one or more rounds; the last carries the finish reason."""
+    """New text of one choice, of one or more rounds; the last carries the finish reason.
+
+    Attributes:
+        num_tokens: Tokens that were generated since the last delta of the choice.
+    """
 
     text: str
     logprobs: tuple[TokenText, ...] = ()
     finish_reason: FinishReason | None = None
+    num_tokens: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,10 @@ FOR_HELP = {
     "benchmarks.serving.startup": "starts the application and no more, as serving.load does",
     "evaluation.reports.report": "needs a run of an evaluation",
     "rapid apply": _SERVER,
+    **dict.fromkeys(
+        (f"rapid keys {verb}" for verb in ("create", "list", "revoke", "rotate")),
+        "needs a configuration with a library; tests/deployments/cli/test_keys.py has one",
+    ),
     "rapid ask": _SERVER,
     "rapid models get": _HUB,
     "rapid models path": _HUB,

@@ -9,8 +9,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
@@ -27,6 +27,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from deployments.api.accounts.account_routes import AccountRoutes
 from deployments.api.backend.continuing import Cursor, continue_events
 from deployments.api.backend.service import GenerationService
 from deployments.api.chat.chat_dialect import ChatDialect
@@ -35,8 +36,9 @@ from deployments.api.dialect import Dialect, Question
 from deployments.api.files.file_routes import Endpoint, FileRoutes
 from deployments.api.files.store_routes import StoreRoutes
 from deployments.api.gate.admission import Admission
-from deployments.api.gate.authentication import Authentication, Identify
+from deployments.api.gate.authentication import Authentication
 from deployments.api.gate.key_file import KeyFile
+from deployments.api.gate.quotas import Limits, Quotas, Reservation, check
 from deployments.api.gate.shares import Shares
 from deployments.api.http.access_log import AccessLog
 from deployments.api.http.bodies import Bodies, BodyPace
@@ -45,6 +47,8 @@ from deployments.api.http.event_feed import ClientLeft, EventFeed
 from deployments.api.http.event_stream import EventStream
 from deployments.config.api_config import ApiConfig
 from deployments.config.tenants import Tenants
+from library.accounts.books import Accounts
+from library.accounts.callers import Scope as KeyScope
 from library.opening import LibraryAccess
 from rapid.errors import (
     BadRequest,
@@ -55,7 +59,7 @@ from rapid.errors import (
     Unauthorized,
     UnknownDocument,
 )
-from rapid.messages import GenerateRequest
+from rapid.messages import Document, GenerateRequest
 from rapid.ports import Clock
 
 if TYPE_CHECKING:  # which loads Ray
@@ -64,6 +68,7 @@ if TYPE_CHECKING:  # which loads Ray
 _log = logging.getLogger(__name__)
 
 _CLIENT_LEFT_STATUS = 499  # as proxies log it; it is never delivered
+_MOST_BYTES = 4  # of a character in UTF-8
 _READY_S = 2.0  # less than the proxy's patience (`proxy.ready_in_time.DEADLINE_S`)
 
 DIALECTS: dict[str, Dialect] = {"/v1/chat/completions": ChatDialect()}
@@ -82,6 +87,8 @@ class Ingress:
         metrics: IngressMetrics | None = None,
         clock: Clock = time.monotonic,
         pace: BodyPace | None = None,
+        accounts: Accounts | None = None,
+        quotas: Quotas | None = None,
         library: LibraryAccess | None = None,
     ) -> None:
         """Create the application.
@@ -94,29 +101,44 @@ class Ingress:
             metrics: Where the ends of requests are counted; None where nothing is.
             clock: Monotonic seconds.
             pace: How fast clients must send their bodies.
+            accounts: Keys, limits and usage in a database; None for a server that has none.
+            quotas: Where tenants' requests and tokens are counted; None counts them here alone.
             library: Where files are kept; None for a server that keeps none.
         """
         self._service = service
+        self._accounts = accounts
+        self._quotas = quotas or Quotas()
         self._library = library
         self._sends_request_id = sends_request_id
         self._clock = clock
         self._admission = Admission(clock=clock)
         self._bodies = Bodies(self._admission, clock=clock, pace=pace)
-        self._access = AccessLog(clock, metrics)
+        self._access = AccessLog(clock, metrics, accounts)
         self.configure(config)
+        administration = accounts and AccountRoutes(accounts, self._bodies)
         self._app = Starlette(
             routes=[
                 *(
-                    self._route(path, partial(self._answer, each), "POST", each.render_refusal)
+                    self._route(
+                        path, partial(self._answer, each), "POST", each.render_refusal, scope="ask"
+                    )
                     for path, each in DIALECTS.items()
                 ),
-                *(self._route(path, answer, method) for method, path, answer in self._stored()),
-                self._route("/v1/models", self._models),
-                self._route("/v1/models/{model:path}", self._model),
-                self._route("/ready", self._ready, identify=Tenants.is_operator),
+                *(
+                    self._route(path, answer, method, scope="documents")
+                    for method, path, answer in self._stored()
+                ),
+                *(
+                    self._route(path, handler, method, scope=scope)
+                    for method, path, scope, handler in administration or ()
+                ),
+                self._route("/v1/models", self._models, scope=None),
+                self._route("/v1/models/{model:path}", self._model, scope=None),
+                self._route("/ready", self._ready, scope=None, is_open=True),
                 Route("/health", _health),
             ],
             exception_handlers={HTTPException: self._no_route},
+            lifespan=self._lifespan,
         )
         self._app.router.redirect_slashes = False
 
@@ -127,18 +149,42 @@ class Ingress:
         self._key_file = key_file
         self._tenants = Tenants(keys if config.has_keys else None)
         self._config = config
-        self._admission.limit(
-            config.max_requests,
-            config.max_requests_per_tenant or config.max_requests,
-            config.shared_requests if len({key.tenant for key in keys}) > 1 else None,
-            config.tenant_weights,
-        )
+        self._has_tenants = len({key.tenant for key in keys}) > 1 or self._accounts is not None
+        self._limit()
         self._bodies.limit(config.max_body_bytes, config.max_slow_bodies)
         self._cards, created, silence_s = {}, int(time.time()), config.silence_s
         for name, card in config.cards.items():
             self._cards[name] = model_card(
                 name, created, card.max_model_len, is_embedded=card.is_embedded, silence_s=silence_s
             )
+
+    def _limit(self) -> None:
+        """Take the limits of the configuration, and those that tenants have of their own."""
+        config, own = self._config, self._accounts.limits if self._accounts else {}
+        weights = {name: each.weight for name, each in own.items() if each.weight}
+        most = {t: n for t, each in own.items() if (n := each.concurrent_answers) is not None}
+        self._admission.limit(
+            config.max_requests,
+            config.max_requests_per_tenant or config.max_requests,
+            config.shared_requests if self._has_tenants else None,
+            config.tenant_weights | weights,
+            most,
+        )
+
+    def _limits_of(self, tenant: str) -> Limits:
+        usual = Limits(self._config.requests_per_minute, self._config.tokens_per_minute)
+        if self._accounts is None or (own := self._accounts.limits.get(tenant)) is None:
+            return usual
+        requests, tokens = own.requests_per_minute, own.tokens_per_minute
+        return Limits(requests or usual.requests, tokens or usual.tokens, own.long_prefills)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        """Keep the accounts for as long as the server serves."""
+        async with AsyncExitStack() as stack:
+            if self._accounts is not None:
+                await stack.enter_async_context(self._accounts.keep(self._limit))
+            yield
 
     @property
     def shares(self) -> Shares:
@@ -149,16 +195,23 @@ class Ingress:
         """Serve one connection; its response has the request's id and the time that it took."""
         began = self._clock()
         self._take_new_keys()
+        status = 500
 
         async def tag_and_send(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 headers = MutableHeaders(scope=message)
+                headers.update(scope["state"].get("rate_limits", {}))
                 if self._sends_request_id:
                     headers["x-request-id"] = _request_id(Request(scope))
                 headers["openai-processing-ms"] = str(round(1000 * (self._clock() - began)))
             await send(message)
 
+        state = scope.setdefault("state", {})
         await self._app(scope, receive, tag_and_send)
+        if state.get("key") is not None and (route := state["route"]) not in DIALECTS:
+            self._access.visit(_request_id(Request(scope)), state["key"], route, status, began)
 
     def _route(
         self,
@@ -166,14 +219,26 @@ class Ingress:
         handler: Callable[[Request], Awaitable[Response]],
         method: str = "GET",
         render: Callable[[Json], Json] = dict,
-        identify: Identify = Tenants.identify,
+        *,
+        scope: KeyScope | None = "admin",
+        is_open: bool = False,
     ) -> Route:
-        """Return a route whose middleware identifies callers and renders errors."""
+        """Return a route whose middleware identifies callers and renders errors.
+
+        A key must have the `scope`, or any where it is None; an open route needs no key.
+        """
         errors: dict[Any, Any] = {Exception: partial(self._refuse, render)}
         errors |= dict.fromkeys((ClientDisconnect, ClientLeft), _note_leaving)
         middleware = [
             Middleware(ExceptionMiddleware, handlers=errors),
-            Middleware(Authentication, lambda: self._tenants, identify),
+            Middleware(
+                Authentication,
+                path,
+                lambda: self._tenants,
+                self._accounts,
+                scope,
+                is_open=is_open,
+            ),
         ]
         return Route(path, handler, methods=[method], middleware=middleware)
 
@@ -237,13 +302,18 @@ class Ingress:
         tenant: str = request.state.caller
         async with AsyncExitStack() as stack:
             only = next(iter(self._cards)) if len(self._cards) == 1 else None
-            record = stack.enter_context(self._access.request(request_id, tenant, only))
+            record = stack.enter_context(self._access.request(request_id, request.state.key, only))
             body = await self._bodies.admit(request, dialect.media_types, record, stack)
             asked, sent = await dialect.parse(body, self._config, request_id, tenant)
             record.model = sent.model
             sent = await self._attach(asked, sent)
             event_id = request.headers.get("last-event-id")
             cursor = Cursor.of_event(event_id, sent) if event_id else Cursor.first(sent)
+            record.answer_id = cursor.answer_id
+            longest = sent.max_tokens or self._config.card_of(sent.model).default_max_tokens
+            record.most_tokens = longest * sent.num_choices
+            num_bytes = len(body)  # a token of the prompt is one of them at the least
+            record.reservation = await self._reserve(request, sent, num_bytes + record.most_tokens)
             answer = partial(continue_events, self._service, sent, cursor)
             feed = EventFeed(answer, request.receive, record.note, partial(self._explain, asked))
             await stack.enter_async_context(feed)
@@ -261,6 +331,25 @@ class Ingress:
             return EventStream(
                 reply.render(events), reply.media_type, stack.pop_all(), request_id, render_error
             )
+
+    async def _reserve(
+        self, request: Request, sent: GenerateRequest, most: int
+    ) -> Reservation | None:
+        """Reserve what a request may use at most, with its stored documents.
+
+        Raises:
+            TooManyRequests: Its tenant may not use so much now.
+        """
+        limits = self._limits_of(sent.tenant)
+        stored = (each for each in sent.documents if not isinstance(each, Document))
+        most += sum(_MOST_BYTES * each.num_chars for each in stored)
+        reserved = await self._quotas.reserve(sent.tenant, limits, most)
+        if reserved is None:
+            return None
+        grant, reservation = reserved
+        request.state.rate_limits = grant.headers
+        check(grant, limits, most)
+        return reservation
 
     def _explain(self, asked: Question, error: Exception) -> Exception:
         """Return a refusal with the caller's own field, and a time to retry where it has none."""
@@ -286,7 +375,8 @@ class Ingress:
             raise TargetUnavailable("The state of the application is not known.") from error
         is_ready = bool(state["ready"])
         of_all = {name: state[name] for name in ("ready", "reason") if name in state}
-        shown = state if request.state.caller else of_all
+        is_operator = request.state.key is not None and "admin" in request.state.key.scopes
+        shown = state if is_operator else of_all
         if is_ready:
             return JSONResponse(shown)
         return JSONResponse(shown, 503, headers={"retry-after": "1"})

@@ -15,13 +15,15 @@ from deployments.api.backend.readiness import Readiness
 from deployments.api.backend.remote_orchestrator import RemoteOrchestrator, watch
 from deployments.api.backend.routes import Routes
 from deployments.api.backend.service import GenerationService
-from deployments.api.gate.gossip import board_of, keep_in_step
+from deployments.api.gate.gossip import board_of, call_shared, keep_in_step
+from deployments.api.gate.quotas import QuotaBoard, Quotas
 from deployments.api.ingress import Ingress
 from deployments.api.proxy.server_limits import check_callers_are_known, limit_replica
 from deployments.config.api_config import ApiConfig
 from deployments.config.live import accept_settings
 from deployments.logs import log_with_serve
 from deployments.metrics import IngressMetrics
+from library.accounts.books import Accounts
 from library.library_config import LibraryConfig
 from library.opening import LibraryAccess
 from rapid.errors import ConfigurationError
@@ -65,13 +67,16 @@ class IngressReplica:
             partial(watch, targets=targets),
         )
         self._service.configure(tuple(cards))
+        access = LibraryAccess(library) if library else None
         # Serve's proxy adds x-request-id to every request and response.
         self._ingress = Ingress(
             self._service,
             config,
             sends_request_id=False,
             metrics=self._metrics,
-            library=LibraryAccess(library) if library else None,
+            quotas=Quotas(call_shared(QuotaBoard, f"{name}/quotas")),
+            library=access,
+            accounts=Accounts(access.database) if access else None,
         )
         self._settings: ApiConfig | None = None
 

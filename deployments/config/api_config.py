@@ -52,12 +52,14 @@ class ModelCard(Frozen):
         max_model_len: The longest prompt and answer, in tokens; None tells nothing.
         is_embedded: Whether it understands generated documents only.
         target: The pool of its target's engines, whose state readiness looks at.
+        default_max_tokens: The longest answer where a request names no length, in tokens.
     """
 
     default_temperature: float | None = None
     max_model_len: int | None = None
     is_embedded: bool = False
     target: str = "target"
+    default_max_tokens: int = 512
 
 
 class ApiConfig(Frozen):
@@ -84,13 +86,17 @@ class ApiConfig(Frozen):
         max_requests_per_tenant: The most chat requests that one tenant may have in progress, at all
             replicas of the ingress together. None is twice what the target's pool can answer at
             once with all its replicas, and at least four, but three quarters of one ingress; a
-            server with one tenant has no such limit.
+            server with one tenant, and without a library that could have more, has no such limit.
         shared_requests: The chat requests in progress that tenants share while several ask; each
             may have its fair share of them, and more for a moment (`deployments.api.gate.shares`).
             None is as many as keep the target's pool from being crowded with all its replicas, and
             at least four; a server with one tenant shares nothing.
         tenant_weights: How many shares of one tenant another has in `shared_requests`, by tenant;
             who is not named has one.
+        requests_per_minute: The most questions of one tenant within a minute, at all replicas of
+            the ingress together; None for any number. A tenant's own limit in the library's
+            database takes its place, as it does for the other limits of tenants.
+        tokens_per_minute: The most tokens of prompts and answers of one tenant within a minute.
         max_model_len: The longest prompt and answer that ``GET /v1/models`` tells, in tokens. None
             is the target's `max_context`; where that is the model's own, nothing is told.
         default_temperature: The temperature of requests that name none. None is that of the
@@ -115,6 +121,8 @@ class ApiConfig(Frozen):
     max_requests_per_tenant: int | None = Field(None, ge=1)
     shared_requests: int | None = Field(None, ge=1)
     tenant_weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default_factory=dict)
+    requests_per_minute: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1)
     max_model_len: int | None = Field(None, ge=1)
     default_temperature: Finite | None = Field(None, ge=0, le=2)
     heartbeat_s: Finite = Field(5.0, gt=0)

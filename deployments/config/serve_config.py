@@ -234,6 +234,7 @@ class ServedModel:
             max_model_len=length,
             is_embedded=self.config.is_embedded,
             target=self.target.pool_name,
+            default_max_tokens=self.config.orchestrator.default_max_tokens,
         )
 
     def num_answers(self, *, is_calm: bool) -> int:
@@ -306,7 +307,8 @@ class ApplicationConfig(Frozen, ABC):
             "silence_s": api.silence_s or longest_s,
             "models": {model.name: model.card for model in models},
         }
-        if not api.lists_its_keys or len({key.tenant for key in api.keys}) > 1:
+        tenants = {key.tenant for key in api.keys}
+        if not api.lists_its_keys or len(tenants) > 1 or self.library is not None:
             if api.max_requests_per_tenant is None:
                 at_once = sum(model.num_answers(is_calm=False) for model in targets)
                 room = max(_LEAST_OF_A_TENANT, int(_SHARE_OF_A_TENANT * api.max_requests))

@@ -1,23 +1,28 @@
-"""Authentication: the tenant of a request, from API keys that are known only by their hashes."""
+"""Authentication: who sent a request, from API keys that are known only by their hashes."""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
 from collections.abc import Sequence
-from hashlib import sha256
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from library.accounts.callers import SCOPES, Caller, hash_key
 from rapid.errors import Unauthorized
 
 if TYPE_CHECKING:
     from deployments.config.api_config import ApiKey
 
 LOCAL_TENANT = "local"
+LOCAL = Caller(LOCAL_TENANT, "local", frozenset(SCOPES))
+
+TENANT: ContextVar[str | None] = ContextVar("TENANT", default=None)
+"""The tenant whose request is being served, for its log lines."""
 
 
 class Tenants:
-    """A table of API keys that identifies the tenant of a request.
+    """A table of API keys that identifies the caller of a request.
 
     Without keys the one tenant is `local`, and it is served on this machine only: requests from
     elsewhere are refused, and so are requests for another host name, which is how a web page in a
@@ -32,6 +37,11 @@ class Tenants:
         """
         self._keys = None if keys is None else tuple(keys)
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether a request needs a key of the table, or of another place."""
+        return self._keys is not None
+
     def identify(
         self,
         authorization: str | None,
@@ -39,8 +49,8 @@ class Tenants:
         host: str | None,
         *,
         is_forwarded: bool = False,
-    ) -> str:
-        """Return the tenant of a request.
+    ) -> Caller:
+        """Return who sent a request.
 
         Args:
             authorization: The Authorization header.
@@ -55,55 +65,40 @@ class Tenants:
         if self._keys is None:
             is_here = (client is None or is_loopback(client)) and is_loopback(_hostname(host))
             if is_here and not is_forwarded:
-                return LOCAL_TENANT
+                return LOCAL
             raise Unauthorized(
                 "This server has no API keys, so it answers on this machine only: configure "
                 "api.keys to let others in."
             )
-        return _key_of(authorization, self._keys).tenant
-
-    def is_operator(
-        self,
-        authorization: str | None,
-        client: str | None,
-        host: str | None,
-        *,
-        is_forwarded: bool = False,
-    ) -> bool:
-        """Return whether a request may see the state of the whole application.
-
-        That is one with an operator's key, or without configured keys one from this machine. The
-        arguments are those of `identify`.
-
-        Raises:
-            Unauthorized: If the request has a key that is unknown.
-        """
-        if self._keys is not None:
-            return authorization is not None and _key_of(authorization, self._keys).operator
-        try:
-            self.identify(authorization, client, host, is_forwarded=is_forwarded)
-        except Unauthorized:
-            return False
-        return True
+        found = _find(key_in(authorization), self._keys)
+        scopes = frozenset(each for each in SCOPES if found.operator or each != "admin")
+        return Caller(found.tenant, f"configured-{found.sha256[:8]}", scopes)
 
 
-def _key_of(authorization: str | None, keys: Sequence[ApiKey]) -> ApiKey:
+def key_in(authorization: str | None) -> str | None:
+    """Return the key in an Authorization header; None where there is none."""
     scheme, _, key = (authorization or "").partition(" ")
-    if scheme.lower() != "bearer" or not key.strip():
-        raise Unauthorized(
-            "You did not provide an API key: send it as 'Authorization: Bearer KEY'."
-        )
-    presented = hash_key(key.strip())
+    return (scheme.lower() == "bearer" and key.strip()) or None
+
+
+def refusal_of(key: str | None) -> Unauthorized:
+    """Return the refusal of a request with this key, or without one."""
+    return Unauthorized(
+        "You did not provide an API key: send it as 'Authorization: Bearer KEY'."
+        if key is None
+        else "Incorrect API key provided."
+    )
+
+
+def _find(key: str | None, keys: Sequence[ApiKey]) -> ApiKey:
+    if key is None:
+        raise refusal_of(key)
+    presented = hash_key(key)
     # Every key is compared in constant time, so that timing reveals nothing about the keys.
-    found = [key for key in keys if hmac.compare_digest(key.sha256, presented)]
+    found = [each for each in keys if hmac.compare_digest(each.sha256, presented)]
     if not found:
-        raise Unauthorized("Incorrect API key provided.")
+        raise refusal_of(key)
     return found[0]
-
-
-def hash_key(key: str) -> str:
-    """Return the SHA-256 of a key in hex, which the configuration stores in place of the key."""
-    return sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def is_loopback(host: str) -> bool:

@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 from cluster.reports import LoopWatch
 from deployments.config.live import accept_settings
 from deployments.config.serve_config import ServeConfig
+from deployments.config.tenants import TENANT
 from deployments.logs import log_with_serve
 from deployments.metrics import RequestMetrics
 from deployments.orchestrator.pacing import pace
@@ -87,6 +88,7 @@ class Orchestrator:
 
     async def _events(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
         """Yield the events of a request as they come, counted and noted in the call's span."""
+        TENANT.set(request.tenant)
         run = RequestRun(self._services, request)
         async with aclosing(self._metrics.watch(run.events())) as events:
             async for event in events:

@@ -32,12 +32,14 @@ class GrowingAnswer:
         self._text = text
         self._stream = text.stream(stop)
         self._max_tokens = max_tokens
+        self._num_untold = 0
 
     async def follow(self, verdicts: AsyncIterator[Verdict]) -> AsyncIterator[TextDelta]:
         """Yield the deltas of the rounds; the last has a finish reason, and no round follows it."""
         async for verdict in verdicts:
             delta = self._take(verdict)
             if delta.text or delta.logprobs or delta.finish_reason:
+                self._num_untold = 0
                 yield delta
             if delta.finish_reason:
                 return
@@ -55,6 +57,7 @@ class GrowingAnswer:
                 is_finished=False,
             )
         self.statistics.observe(verdict)
+        self._num_untold += num_kept
         finish: FinishReason | None = None
         if self._stream.stopped or verdict.is_finished:
             finish = STOP
@@ -66,7 +69,7 @@ class GrowingAnswer:
         # The end-of-sequence token has no text.
         shown = verdict.logprobs[:-1] if verdict.is_finished else verdict.logprobs
         logprobs = tuple(self._token_text(each) for each in shown)
-        return TextDelta(self.choice, text, logprobs, finish)
+        return TextDelta(self.choice, text, logprobs, finish, self._num_untold)
 
     def _token_text(self, token: TokenLogprobs) -> TokenText:
         text = self._text.token_text
@@ -102,7 +105,8 @@ def as_one(parts: Sequence[TextDelta]) -> TextDelta:
     """Return consecutive deltas of one choice as one delta."""
     text = "".join(part.text for part in parts)
     logprobs = tuple(each for part in parts for each in part.logprobs)
-    return TextDelta(parts[0].choice, text, logprobs, parts[-1].finish_reason)
+    num_tokens = sum(part.num_tokens for part in parts)
+    return TextDelta(parts[0].choice, text, logprobs, parts[-1].finish_reason, num_tokens)
 
 
 async def merge_answers(

@@ -84,7 +84,10 @@ class RequestRun:
             assert run.decision is not None
             decision = run.decision
             run.is_started = True
-            yield Started(decision.mode, decision.reason, decision.contract, decision.cause)
+            num_prompt = len(run.prompts.get(run.plan.role, ()))
+            yield Started(
+                decision.mode, decision.reason, decision.contract, decision.cause, num_prompt
+            )
             while True:
                 try:
                     async with aclosing(rounds.deltas(leases.verifier)) as deltas:

@@ -23,6 +23,8 @@ from ray.serve.schema import LoggingConfig
 from cluster.serve_internals import read_log_settings
 from deployments import logs
 from deployments.api.http import access_log
+from deployments.config.tenants import TENANT
+from library.accounts.callers import Caller
 from tests.ray_cluster import Fakes, wait_until
 
 SERVE = logging.getLogger("ray.serve")
@@ -97,7 +99,8 @@ def test_the_level_may_change_while_a_replica_runs(log_file: Any) -> None:
 def test_each_request_has_its_line_at_any_level(log_file: Any, is_wanted: bool) -> None:
     lines = log_file("ERROR", has_access_log=is_wanted)
     logs._pass_on()
-    with access_log.AccessLog(lambda: 0.0).request("r1", "acme", "m"):
+    caller = Caller("acme", "key_1", frozenset())
+    with access_log.AccessLog(lambda: 0.0).request("r1", caller, "m"):
         logging.getLogger("deployments.api.ingress").info("not at this level")
     found = [json.loads(line) for line in lines()]
     assert len(found) == is_wanted
@@ -105,6 +108,17 @@ def test_each_request_has_its_line_at_any_level(log_file: Any, is_wanted: bool) 
         assert (line["request_id"], line["tenant"], line["outcome"]) == ("r1", "acme", "left")
         assert line["logger"] == "deployments.api.http.access_log"
         assert "serve_access_log" not in line
+
+
+def test_a_line_names_the_tenant_whose_request_is_served(log_file: Any) -> None:
+    lines = log_file("INFO")
+    logs._pass_on()
+    token = TENANT.set("acme")
+    logging.getLogger("deployments.orchestrator").info("a request")
+    logging.getLogger("deployments.orchestrator").info("another's", extra={"tenant": "guest"})
+    TENANT.reset(token)
+    logging.getLogger("deployments.orchestrator").info("nobody's")
+    assert [json.loads(each).get("tenant") for each in lines()] == ["acme", "guest", None]
 
 
 @pytest.mark.parametrize("encoding", ["JSON", "TEXT"])

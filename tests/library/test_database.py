@@ -60,6 +60,38 @@ async def test_a_reader_of_sqlite_sees_one_state(tmp_path: Path):
     await database.close()
 
 
+async def test_a_glance_sees_what_others_have_just_written(database: Database):
+    query = select(VectorStoreRow.__table__).order_by(VectorStoreRow.created.desc())
+    assert await database.glance(query) is None
+    for number in (1, 2):
+        async with database.write() as session:
+            session.add(a_store(number))
+        found = await asyncio.gather(*(database.glance(query) for _ in range(5)))
+        assert [each and each.id for each in found] == [f"vs_{number}"] * 5
+
+
+async def test_a_glance_goes_on_after_its_connection_was_lost_or_its_caller_left(
+    database: Database,
+):
+    query = select(VectorStoreRow.__table__)
+    assert await database.glance(query) is None
+    assert database._kept is not None
+    raw = await database._kept.get_raw_connection()
+    assert raw.driver_connection is not None
+    if database.is_shared:
+        raw.driver_connection.terminate()
+    else:
+        await raw.driver_connection.close()
+    assert await database.glance(query) is None
+    for _ in range(20):
+        task = asyncio.create_task(database.glance(query))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert await database.glance(query) is None
+
+
 async def test_an_absent_server_is_named(postgres: str):
     away = Database("postgresql://rapid@127.0.0.1:1/postgres")
     with pytest.raises(LibraryUnavailable, match="does not answer"):

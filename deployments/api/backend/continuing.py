@@ -144,6 +144,12 @@ class Cursor:
         marks = [_MARK.pack(*astuple(mark)) for mark in self.marks]
         return base64.urlsafe_b64encode(b"".join((head, *marks))).decode()
 
+    @property
+    def answer_id(self) -> str:
+        """The id of the answer, the same for all that continue it and for no other question."""
+        stream = self.unique, self.asked, self.seed, self.created, self.date.toordinal()
+        return blake2b(_HEAD.pack(_FORMAT, *stream, 0, 0), digest_size=16).hexdigest()
+
     def after_role(self) -> Cursor:
         """Return the cursor of a client that also has the role of the next choice."""
         return replace(self, num_roles=self.num_roles + 1)
@@ -192,17 +198,20 @@ async def continue_events(
     lost: list[Failover] = []
     while True:
         rest = _Rest(has)
+        num_skipped = 0  # tokens that were generated again, of which the next delta tells
         try:
             running = await service.begin(request, tell)
             async with aclosing(running.rest) as events:
                 yield running.started
                 async for event in events:
                     if isinstance(event, TextDelta) and request.is_streamed:
+                        num_skipped += event.num_tokens
                         new = rest.of(event)
                         if new is None:
                             continue
                         has[new.choice] = has[new.choice].after_delta(new)
-                        event = new
+                        event = replace(new, num_tokens=num_skipped)
+                        num_skipped = 0
                     elif isinstance(event, Finished):
                         failovers = (*lost, *event.receipt.failovers)
                         name = running.application

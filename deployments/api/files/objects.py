@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from library.listing import ListedRow, Page
 from library.parsing import Location
+
+from library.listing import ListedRow, Page
 from library.schema import FileBatchRow, FileRow, StoreFileRow, VectorStoreRow
 
 Json = dict[str, Any]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from library.parsing import Layout
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -33,7 +34,6 @@ from deployments.api.files.objects import (
 )
 from deployments.api.http.bodies import Bodies
 from library.opening import LibraryAccess
-from library.parsing import Layout
 from library.schema import StoreFileRow, VectorStoreRow
 from library.stored_documents import StoredText
 from library.vector_stores import check_attributes

@@ -92,6 +92,7 @@ class Admission:
         max_per_tenant: int,
         shared: int | None = None,
         weights: Mapping[str, int] | None = None,
+        most_of: Mapping[str, int] | None = None,
     ) -> None:
         """Set the numbers of places; requests that hold one keep it.
 
@@ -100,9 +101,10 @@ class Admission:
             max_per_tenant: Most requests at once of one tenant, at all replicas.
             shared: Requests that tenants share; None if there is one tenant only.
             weights: How many shares of one tenant another has; who is not named has one.
+            most_of: Most requests of the tenants that have another number of their own.
         """
         self._max_requests = max_requests
-        self.shares.configure(max_per_tenant, shared, weights)
+        self.shares.configure(max_per_tenant, shared, weights, most_of)
 
     @contextmanager
     def room_to_read(self, tenant: str) -> Iterator[None]:

@@ -7,30 +7,94 @@ from collections.abc import Callable
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.config.tenants import Tenants
+from deployments.config.tenants import TENANT, Tenants, key_in, refusal_of
+from library.accounts.books import Accounts
+from library.accounts.callers import Caller
+from rapid.errors import Forbidden, LibraryUnavailable, Unauthorized
 
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 
-Identify = Callable[..., object]
-"""`Tenants.identify` or `Tenants.is_operator`: what a route's handler must know of its caller."""
-
 
 class Authentication:
-    """Middleware that lets a handler find in ``request.state.caller`` who calls."""
+    """Middleware that lets a handler know its caller, and lets nobody else pass.
 
-    def __init__(self, app: ASGIApp, tenants: Callable[[], Tenants], identify: Identify) -> None:
-        """Wrap a handler, before which the tenants of the moment are asked to identify."""
-        self._app, self._tenants, self._identify = app, tenants, identify
+    The handler finds the tenant in ``request.state.caller``, and the key in ``request.state.key``.
+    Both are None at a route that is open, for a request without a key that is taken.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        route: str,
+        tenants: Callable[[], Tenants],
+        accounts: Accounts | None,
+        scope: str | None,
+        *,
+        is_open: bool = False,
+    ) -> None:
+        """Wrap a handler.
+
+        Args:
+            app: The handler.
+            route: Its path, for the log.
+            tenants: Returns the configured keys of the moment.
+            accounts: Further keys; None for none.
+            scope: What a key must be for; None takes any.
+            is_open: Whether a request needs no key.
+        """
+        self._app, self._route = app, route
+        self._tenants, self._accounts = tenants, accounts
+        self._scope, self._is_open = scope, is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Identify the caller, and only then call the handler."""
         request = Request(scope)
-        headers = request.headers
-        request.state.caller = self._identify(
-            self._tenants(),
-            headers.get("authorization"),
-            request.client.host if request.client else None,
-            headers.get("host"),
-            is_forwarded=any(name in headers for name in _FORWARDED),
-        )
+        request.state.route = self._route
+        request.state.key = caller = await self._admit(request)
+        request.state.caller = caller and caller.tenant
+        TENANT.set(request.state.caller)
         await self._app(scope, receive, send)
+
+    async def _admit(self, request: Request) -> Caller | None:
+        try:
+            caller = await self._identify(request)
+        except (Unauthorized, LibraryUnavailable):
+            if self._is_open and not (
+                self._tenants().has_keys and "authorization" in request.headers
+            ):
+                return None
+            raise
+        if self._scope is not None and self._scope not in caller.scopes:
+            raise Forbidden(
+                f"This API key is not for that: it needs the scope {self._scope!r}, and has "
+                f"{', '.join(map(repr, sorted(caller.scopes))) or 'none'}."
+            )
+        return caller
+
+    async def _identify(self, request: Request) -> Caller:
+        """Return who calls, by the configured keys and by those of the database.
+
+        A server without configured keys serves this machine, until a key is in the database.
+        """
+        headers, tenants, accounts = request.headers, self._tenants(), self._accounts
+        key = key_in(headers.get("authorization"))
+        try:
+            caller = tenants.identify(
+                headers.get("authorization"),
+                request.client.host if request.client else None,
+                headers.get("host"),
+                is_forwarded=any(name in headers for name in _FORWARDED),
+            )
+        except Unauthorized:
+            if accounts is None or key is None:
+                raise
+            if found := await accounts.find(key):
+                return found
+            raise refusal_of(key) from None
+        if accounts is None or tenants.has_keys:
+            return caller
+        if key is not None and (found := await accounts.find(key)):
+            return found
+        if await accounts.has_keys():
+            raise refusal_of(key)
+        return caller

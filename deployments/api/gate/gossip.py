@@ -84,27 +84,36 @@ async def keep_in_step(shares: Shares, tell: Tell) -> None:
 
 
 def board_of(application: str) -> Tell:
-    """Return the function that tells an application's board, which the first caller starts.
+    """Return the function that tells an application's board, which the first caller starts."""
+    name, call = uuid.uuid4().hex, call_shared(Board, application)
+
+    async def tell(use: Use) -> Use:
+        found: Use = await call("tell", name, use)
+        return found
+
+    return tell
+
+
+def call_shared(board: type, name: str) -> Callable[..., Awaitable[Any]]:
+    """Return the function that calls a method of a board, which the first caller starts.
 
     The board is an actor of the replica that started it. When that ends, another one starts a new
     board, which knows everything as soon as each replica has told it.
     """
-    name = uuid.uuid4().hex
-    board: Any = None
+    actor: Any = None
 
     def start() -> Any:
-        options = {"name": application, "namespace": _NAMESPACE, "num_cpus": 0}
-        return ray.remote(Board).options(get_if_exists=True, **options).remote()
+        options = {"name": name, "namespace": _NAMESPACE, "num_cpus": 0}
+        return ray.remote(board).options(get_if_exists=True, **options).remote()
 
-    async def tell(use: Use) -> Use:
-        nonlocal board
-        if board is None:
-            board = await asyncio.to_thread(start)
+    async def call(method: str, *arguments: Any) -> Any:
+        nonlocal actor
+        if actor is None:
+            actor = await asyncio.to_thread(start)
         try:
-            found: Use = await board.tell.remote(name, use)
+            return await getattr(actor, method).remote(*arguments)
         except Exception:
-            board = None
+            actor = None
             raise
-        return found
 
-    return tell
+    return call

@@ -52,9 +52,14 @@ class Shares:
         self._most = 0
         self._shared: int | None = None
         self._weights: Mapping[str, int] = {}
+        self._most_of: Mapping[str, int] = {}
 
     def configure(
-        self, most: int, shared: int | None, weights: Mapping[str, int] | None = None
+        self,
+        most: int,
+        shared: int | None,
+        weights: Mapping[str, int] | None = None,
+        most_of: Mapping[str, int] | None = None,
     ) -> None:
         """Set the bounds; who holds more keeps it.
 
@@ -62,8 +67,10 @@ class Shares:
             most: Most requests of one tenant, even while no other asks.
             shared: Requests that tenants share; None if there is one tenant only.
             weights: How many shares of one tenant another has; who is not named has one.
+            most_of: Most requests of the tenants that have another bound than `most`.
         """
         self._most, self._shared, self._weights = most, shared, weights or {}
+        self._most_of = most_of or {}
 
     @property
     def are_shared(self) -> bool:
@@ -80,7 +87,7 @@ class Shares:
         known = self._settle(tenant)
         num_held = self.num_held(tenant)
         known.peak = max(known.peak, num_held + 1)
-        if num_held >= self._most:
+        if num_held >= self._most_for(tenant):
             return False
         num_beyond = num_held + 1 - self.share(tenant)
         return num_beyond * _LOAN_S <= known.credit
@@ -89,9 +96,10 @@ class Shares:
         """Return how many requests the tenant may have in progress for good."""
         others = {each: self._demand(each) for each in self._names() if each != tenant}
         if self._shared is None or not any(others.values()):
-            return self._most
+            return self._most_for(tenant)
         weighed = [(wanted, self._weight(each)) for each, wanted in others.items()]
-        return min(self._most, fair_share(self._shared, weighed, self._weight(tenant)))
+        own = fair_share(self._shared, weighed, self._weight(tenant))
+        return min(self._most_for(tenant), own)
 
     @contextmanager
     def hold(self, tenant: str) -> Iterator[None]:
@@ -115,6 +123,9 @@ class Shares:
     def learn(self, elsewhere: Mapping[str, tuple[int, int]]) -> None:
         """Take what the tenants have at the other replicas, in sum, and the most they want."""
         self._elsewhere = elsewhere
+
+    def _most_for(self, tenant: str) -> int:
+        return self._most_of.get(tenant, self._most)
 
     def _weight(self, tenant: str) -> int:
         return self._weights.get(tenant, 1)

@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import ClientDisconnect
 
 from deployments.api.gate.admission import Ticket, Usage
+from deployments.api.gate.quotas import Reservation
 from deployments.api.http.error_responses import http_error
 from deployments.api.http.event_feed import ClientLeft
+from library.accounts.books import Accounts
+from library.accounts.callers import Caller
+from library.accounts.usage_ledger import UsageEntry
 from rapid import errors
-from rapid.messages import Finished, GenerationEvent, Started, TextDelta
+from rapid.messages import Finished, GenerationEvent, Started, TextDelta, utc_day
 from rapid.ports import Clock
 from rapid.receipt import Receipt
 
@@ -51,15 +55,26 @@ _CAUSES: dict[type[BaseException], str] = {
 }
 _OTHER = "other"
 CAUSES = frozenset({*_CAUSES.values(), _OTHER})
+_TARGET_STAGES = ("target_prefill", "witness_prefill", "verify")
+_DRAFTER_STAGES = ("drafter_prefill", "draft")
 _LEFT = (ClientLeft, ClientDisconnect, asyncio.CancelledError)
 
 
 class RequestRecord:
-    """What becomes of one request, noted as it goes by."""
+    """What becomes of one request, noted as it goes by.
 
-    def __init__(self, request_id: str, tenant: str, model: str | None, clock: Clock) -> None:
+    Attributes:
+        answer_id: The id of the answer in the ledger; None until one is to be begun.
+    """
+
+    def __init__(self, request_id: str, caller: Caller, model: str | None, clock: Clock) -> None:
         self._clock = clock
-        self.request_id, self.tenant, self.model = request_id, tenant, model
+        self.request_id, self.model = request_id, model
+        self.tenant, self.key_id = caller.tenant, caller.key_id
+        self.answer_id: str | None = None
+        self.reservation: Reservation | None = None
+        self.most_tokens = 0  # of the answer, over all choices
+        self.told = Usage(0, 0)
         self.began = clock()
         self.waited_s: float | None = None
         self.first_text: float | None = None
@@ -78,15 +93,25 @@ class RequestRecord:
             self.waited_s = self._clock() - began
 
     def note(self, event: GenerationEvent) -> None:
-        """Note what an event of the answer says; the last one settles the ticket."""
+        """Note what an event of the answer says; the last one settles what was reserved."""
         if isinstance(event, Started):
             self.mode = event.mode
-        elif isinstance(event, TextDelta) and self.first_text is None:
-            self.first_text = self._clock()
+            self.told = Usage(event.prompt_tokens, 0)
+            if self.reservation is not None and event.prompt_tokens:
+                self.reservation.correct(event.prompt_tokens + self.most_tokens)
+        elif isinstance(event, TextDelta):
+            so_far = self.told.completion_tokens + event.num_tokens
+            self.told = self.told._replace(completion_tokens=so_far)
+            if self.first_text is None:
+                self.first_text = self._clock()
+                if self.reservation is not None:
+                    self.reservation.end_prefill()
         elif isinstance(event, Finished):
             assert self.ticket is not None
             self.receipt = event.receipt
             self.ticket.settle(_usage(event.receipt))
+            if self.reservation is not None:
+                self.reservation.settle(sum(_usage(event.receipt)))
 
     def ending(self) -> tuple[str, str]:
         """Return the outcome, ``ok``, ``refused``, ``failed`` or ``left``, and its cause."""
@@ -102,20 +127,29 @@ class RequestRecord:
 class AccessLog:
     """The records of the requests of one ingress, each of which is written when it ends."""
 
-    def __init__(self, clock: Clock, metrics: IngressMetrics | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        metrics: IngressMetrics | None = None,
+        accounts: Accounts | None = None,
+    ) -> None:
         """Create the log.
 
         Args:
             clock: Monotonic seconds.
             metrics: Where ends and waits are counted; None where nothing is.
+            accounts: Where usage is written; None where it is not.
         """
         self._clock = clock
         self._metrics = metrics
+        self._accounts = accounts
 
     @contextmanager
-    def request(self, request_id: str, tenant: str, model: str | None) -> Iterator[RequestRecord]:
+    def request(
+        self, request_id: str, caller: Caller, model: str | None
+    ) -> Iterator[RequestRecord]:
         """Record one request for the duration of the context; its model may be noted later."""
-        record = RequestRecord(request_id, tenant, model, self._clock)
+        record = RequestRecord(request_id, caller, model, self._clock)
         try:
             yield record
         except BaseException as error:
@@ -131,12 +165,29 @@ class AccessLog:
         if self._metrics is not None:
             self._metrics.count_end("refused", cause_of(error))
 
+    def visit(self, request_id: str, caller: Caller, route: str, status: int, began: float) -> None:
+        """Record a request to a route that gives no answers."""
+        fields = {
+            "tenant": caller.tenant,
+            "key_id": caller.key_id,
+            "route": route,
+            "outcome": "ok" if status < 400 else "refused" if status < 500 else "failed",
+            "status": status,
+            "total_ms": _ms(self._clock() - began),
+        }
+        self._write(request_id, fields)
+
     def _close(self, record: RequestRecord) -> None:
         ended = self._clock()
         outcome, cause = record.ending()
+        if record.reservation is not None:
+            record.reservation.settle(sum(record.told) if outcome == "left" else None)
+        if self._accounts is not None and record.answer_id and record.mode is not None:
+            self._accounts.note(_entry(record, record.answer_id, outcome))
         first_text_s = None if record.first_text is None else record.first_text - record.began
         fields = {
             "tenant": record.tenant,
+            "key_id": record.key_id,
             "model": record.model,
             "outcome": outcome,
             "cause": cause or None,
@@ -166,6 +217,32 @@ def cause_of(error: BaseException) -> str:
 
 def _usage(receipt: Receipt) -> Usage:
     return Usage(receipt.prompt_tokens, sum(each.completion_tokens for each in receipt.choices))
+
+
+def _entry(record: RequestRecord, answer_id: str, status: str) -> UsageEntry:
+    """Return the entry of the ledger.
+
+    Of an answer whose caller left, it has what was told of it: its prompt, and its tokens up to the
+    last delta. Of one at which the server failed, nothing.
+    """
+    receipt = record.receipt
+    usage = record.told if status == "left" else Usage(0, 0)
+    if receipt is not None:
+        usage = _usage(receipt)
+    stages = {} if receipt is None else receipt.timings_ms
+    return UsageEntry(
+        request_id=answer_id,
+        tenant=record.tenant,
+        key_id=record.key_id,
+        model=record.model or "",
+        day=utc_day().isoformat(),
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=receipt.cached_tokens if receipt else 0,
+        completion_tokens=usage.completion_tokens,
+        target_s=sum(stages.get(each, 0.0) for each in _TARGET_STAGES) / 1e3,
+        drafter_s=sum(stages.get(each, 0.0) for each in _DRAFTER_STAGES) / 1e3,
+        status=status,
+    )
 
 
 def _stages(receipt: Receipt | None) -> dict[str, float]:

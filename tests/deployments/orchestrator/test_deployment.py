@@ -67,6 +67,8 @@ async def test_a_request_is_answered_under_its_contract(
     )
     started, end = events[0], receipt(events)
     assert started == Started(end.mode, end.reason, end.contract, end.cause)
+    assert started.prompt_tokens == end.prompt_tokens  # type: ignore[union-attr]
+    assert sum(event.num_tokens for event in events[1:-1]) == 24  # type: ignore[union-attr]
     assert (end.mode, end.contract) == (resolved, contract)
     assert end.explanation is not None
     # Whoever drafts, the script's tokens come out: wrong drafts are corrected.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rapid.answering.answers import GrowingAnswer, gather_deltas, merge_answers
+from rapid.answering.answers import GrowingAnswer, as_one, gather_deltas, merge_answers
 from rapid.checkpoints.text import ChatText
 from rapid.errors import TargetUnavailable
 from rapid.messages import (
@@ -47,6 +47,18 @@ async def test_the_last_delta_has_the_reason(chat_text: ChatText) -> None:
     assert "".join(delta.text for delta in deltas) == "the harbor of the north"
     assert [delta.finish_reason for delta in deltas] == [None, "length"]
     assert answer.is_finished
+
+
+async def test_every_delta_has_the_tokens_since_the_last(chat_text: ChatText) -> None:
+    """Also those without text of their own: half a character, the beginning of a stop string."""
+    for text, stop in (("the harbor é of", ()), ("the north of the", ("north pole",))):
+        ids = chat_text.encode(text)
+        answer = GrowingAnswer(0, chat_text, stop, max_tokens=len(ids))
+        one_by_one = rounds(*(verdict(n, [each]) for n, each in enumerate(ids)))
+        deltas = [delta async for delta in answer.follow(one_by_one)]
+        assert len(deltas) < len(ids)
+        assert sum(delta.num_tokens for delta in deltas) == len(ids)
+        assert as_one(deltas).num_tokens == len(ids)
 
 
 async def test_the_end_token_is_counted_and_not_shown(chat_text: ChatText) -> None:

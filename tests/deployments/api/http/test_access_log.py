@@ -116,6 +116,7 @@ async def test_an_answer_s_line_has_its_tokens_and_stages(
         "request_id": "mine",
         "serve_access_log": True,
         "tenant": "acme",
+        "key_id": f"configured-{hash_key(KEY)[:8]}",
         "model": "m",
         "outcome": "ok",
         "mode": "fused",

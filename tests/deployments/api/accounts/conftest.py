@@ -1,0 +1,3 @@
+from tests.library.conftest import database, postgres
+
+__all__ = ["database", "postgres"]
