@@ -26,7 +26,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from library.jobs import LEASE_S, Jobs
-from library.opening import Library
+from library.library_access import Library
 from library.parsing import ParsedText, UnreadableFile, parse_file
 from library.schema import FileRow, JobRow, StoreFileRow
 from library.stored_files import layout_of, original_of, text_of

@@ -105,7 +105,7 @@ class StoredDocuments:
                     "again when its status is 'completed'.",
                     "vector_store_ids",
                 )
-        return [_stored(*each) for each in pairs if each[1].status == "completed"]
+        return [_text_of_entry(*each) for each in pairs if each[1].status == "completed"]
 
     async def get_in_store(self, tenant: str, store_id: str, file_id: str) -> StoredText:
         """Return one text of a vector store.
@@ -117,7 +117,7 @@ class StoredDocuments:
         entry = await self._stores.get_file(tenant, store_id, file_id)
         row = await self._files.get(tenant, file_id)
         if entry.status == "completed":
-            return _stored(row, entry)
+            return _text_of_entry(row, entry)
         ref_of(row)  # which raises if the file cannot be read
         raise DocumentNotReady(f"{row.filename!r} ({row.id}) is {entry.status}.", "file_id")
 
@@ -204,7 +204,7 @@ def _with_distinct_names(documents: Iterable[DocumentRef]) -> tuple[DocumentRef,
     return tuple(named.values())
 
 
-def _stored(row: FileRow, entry: StoreFileRow) -> StoredText:
+def _text_of_entry(row: FileRow, entry: StoreFileRow) -> StoredText:
     sizes = entry.chunking.get("static") or {}
     ref = replace(ref_of(row), chunk_tokens=sizes.get("max_chunk_size_tokens"))
     return StoredText(row.id, ref, entry.attributes)

@@ -14,7 +14,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from library.jobs import JobKind
-from library.opening import Library
+from library.library_access import Library
 from library.schema import FileRow, JobRow, StoreFileRow
 from library.stored_files import layout_of, original_of, text_of
 
@@ -22,7 +22,7 @@ _YOUNG_S = 3600.0  # bytes that came since may belong to an upload that is not c
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Discrepancy:
     """Something that does not belong together.
 
     Attributes:
@@ -40,7 +40,7 @@ async def verify(
     repairs: bool = False,
     clock: Callable[[], float] = time.time,
     young_s: float = _YOUNG_S,
-) -> list[Finding]:
+) -> list[Discrepancy]:
     """Return what does not belong together, oldest bytes first.
 
     Args:
@@ -57,10 +57,10 @@ async def verify(
         files = {row.id: row for row in (await session.scalars(select(FileRow))).all()}
         expected = {name for row in files.values() for name in _names_of(row)}
         unknown = [name for name in old if name not in expected]
-        findings = [Finding("bytes without a file", each) for each in unknown]
+        findings = [Discrepancy("bytes without a file", each) for each in unknown]
         for row in files.values():
-            if missing := _needed_of(row) - names:
-                findings.append(Finding("file without bytes", row.id))
+            if missing := _blobs_of(row) - names:
+                findings.append(Discrepancy("file without bytes", row.id))
                 if repairs and row.status != "deleting":
                     row.status, row.error_code = "error", "lost"
                     row.error_message = f"Its bytes are gone ({min(missing)}): upload it again."
@@ -72,7 +72,7 @@ async def verify(
 
 async def _find_work(
     session: AsyncSession, library: Library, files: dict[str, FileRow], *, repairs: bool
-) -> list[Finding]:
+) -> list[Discrepancy]:
     """Return the files whose work nobody does; with `repairs` there is a job for it then."""
     jobs = (await session.scalars(select(JobRow))).all()
     known = {(job.file_id, job.kind, job.store_id) for job in jobs}
@@ -94,14 +94,14 @@ async def _find_work(
             await library.jobs.add(session, kind, tenant, file_id, store_id)
         gone = [job.id for job in jobs if job.file_id not in files]
         await session.execute(delete(JobRow).where(JobRow.id.in_(gone)))
-    return [Finding("work that nobody does", file_id) for file_id, _, _ in undone]
+    return [Discrepancy("work that nobody does", file_id) for file_id, _, _ in undone]
 
 
 def _names_of(row: FileRow) -> Iterator[str]:
     yield from (original_of(row.id), text_of(row.id), layout_of(row.id))
 
 
-def _needed_of(row: FileRow) -> set[str]:
+def _blobs_of(row: FileRow) -> set[str]:
     if row.status in ("deleting", "error"):
         return set()
     return set(_names_of(row)) if row.status == "processed" else {original_of(row.id)}

@@ -115,7 +115,7 @@ def verify(
 
 
 async def _verify(config: Any, *, repairs: bool) -> Any:
-    from library.opening import Library
+    from library.library_access import Library
     from library.upkeep import verify
 
     library = await Library.open(config)

@@ -39,11 +39,11 @@ def read_pdf(
             raise UnreadableFile(
                 "The PDF is encrypted. Remove its password and send it again.", "encrypted_file"
             ) from None
-        raise broken_pdf("It has no list of pages.") from error
+        raise say_broken("It has no list of pages.") from error
     with document:
         num_pages = len(document)
         if not num_pages:
-            raise broken_pdf("It has no pages.")
+            raise say_broken("It has no pages.")
         limits.check_pages(num_pages)
         second = _SecondOpinion(file)
         lines: list[Line] = []
@@ -75,7 +75,7 @@ def read_pdf(
     return text, Layout.of(text, reversed(pages), edges)
 
 
-def broken_pdf(why: str) -> UnreadableFile:
+def say_broken(why: str) -> UnreadableFile:
     """Return the error of a PDF that PDFium and pypdf cannot read."""
     return UnreadableFile(
         f"The PDF is broken. {why} Open it in a viewer, print it to a new PDF and send that.",
@@ -91,7 +91,7 @@ def _read_page(
         page = document[index]
     except pypdfium2.PdfiumError as error:
         if (text := second.read(index)) is None:
-            raise broken_pdf(f"Page {index + 1} cannot be read.") from error
+            raise say_broken(f"Page {index + 1} cannot be read.") from error
         return _lines_without_place(text), 0.0, 0.0
     with_text = page.get_textpage()
     try:

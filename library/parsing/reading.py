@@ -116,9 +116,9 @@ def _find_kind(file: BinaryIO, suffix: str) -> Kind:
 
 
 def _old_office(file: BinaryIO) -> UnreadableFile:
-    from library.parsing.docx_text import encrypted_document
+    from library.parsing.docx_text import say_encrypted
 
     head = file.read(1 << 20)  # the directory stands before a small file's content, or at its end
     file.seek(max(len(head), os.fstat(file.fileno()).st_size - len(head)))
     is_encrypted = "EncryptedPackage".encode("utf-16-le") in head + file.read()
-    return encrypted_document() if is_encrypted else not_supported("Save it as DOCX and send that.")
+    return say_encrypted() if is_encrypted else not_supported("Save it as DOCX and send that.")

@@ -11,8 +11,8 @@ import uvicorn
 from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig
 from library.ingestion import Ingestion
+from library.library_access import LibraryAccess
 from library.library_config import LibraryConfig
-from library.opening import LibraryAccess
 from tests.deployments.scripted import ScriptedOrchestrator
 from tests.library.libraries import FakeIndex
 

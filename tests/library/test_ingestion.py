@@ -12,8 +12,8 @@ from library.blobs import Blobs
 from library.database import Database
 from library.ingestion import Ingestion
 from library.jobs import LEASE_S, Jobs
+from library.library_access import Library
 from library.library_config import LibraryConfig
-from library.opening import Library
 from library.schema import FileRow
 from rapid.errors import DocumentNotReady, RetrievalUnavailable, UnknownDocument
 from tests.library.libraries import FakeIndex

@@ -19,11 +19,11 @@ from sqlalchemy import delete
 from library.blobs import Blobs
 from library.database import Database
 from library.ingestion import Ingestion
+from library.library_access import Library
 from library.library_config import LibraryConfig
-from library.opening import Library
 from library.schema import JobRow
 from library.stored_files import original_of, text_of
-from library.upkeep import Finding, verify
+from library.upkeep import Discrepancy, verify
 from rapid.errors import DocumentNotReady
 from tests.library.libraries import FakeIndex
 
@@ -39,7 +39,7 @@ def library(database: Database, tmp_path: Path) -> Library:
 async def test_bytes_that_nobody_was_told_of_are_found_and_deleted(library: Library):
     await library.blobs.put("originals/file-unknown", b"half an upload")
     assert await verify(library) == []  # an upload may still be about to be told of
-    expected = [Finding("bytes without a file", "originals/file-unknown")]
+    expected = [Discrepancy("bytes without a file", "originals/file-unknown")]
     assert await verify(library, young_s=0) == expected
     assert await verify(library, young_s=0, repairs=True) == expected
     assert await verify(library, young_s=0) == []
@@ -49,7 +49,7 @@ async def test_a_file_whose_bytes_are_gone_says_so(library: Library):
     file = await library.files.add("a", "n.txt", "user_data", io.BytesIO(b"text"))
     await Ingestion(library, None).drain()
     await library.blobs.delete([text_of(file.id)])
-    assert await verify(library, repairs=True) == [Finding("file without bytes", file.id)]
+    assert await verify(library, repairs=True) == [Discrepancy("file without bytes", file.id)]
     with pytest.raises(DocumentNotReady, match="upload it again"):
         await library.documents.find("a", [file.id])
     assert await verify(library) == []
@@ -62,7 +62,9 @@ async def test_work_that_nobody_does_is_given_to_somebody(library: Library):
         await session.execute(delete(JobRow))
     await Ingestion(library, FakeIndex()).drain()
     assert (await library.files.get("a", file.id)).status == "uploaded"
-    assert await verify(library, repairs=True) == 2 * [Finding("work that nobody does", file.id)]
+    assert await verify(library, repairs=True) == 2 * [
+        Discrepancy("work that nobody does", file.id)
+    ]
     await Ingestion(library, FakeIndex()).drain()
     assert (await library.stores.get_file("a", store.id, file.id)).status == "completed"
 
