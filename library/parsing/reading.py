@@ -7,7 +7,7 @@ import re
 from pathlib import Path, PurePath
 from typing import BinaryIO, Literal
 
-from library.parsing.layout import Layout, ParsedText
+from library.parsing.layout import ParsedText, TextLayout
 from library.parsing.parsing_limits import ParsingLimits, Progress, empty_file
 from library.parsing.plain_text import decode_text, not_supported
 from library.parsing.unreadable_file import UnreadableFile
@@ -71,12 +71,12 @@ def read_file(
     if not text.strip():
         raise empty_file()
     limits.check_text(len(text))
-    return ParsedText(text, _MEDIA_TYPES[kind], layout or Layout.of(text))
+    return ParsedText(text, _MEDIA_TYPES[kind], layout or TextLayout.of(text))
 
 
 def _read(
     file: BinaryIO, kind: Kind, limits: ParsingLimits, on_progress: Progress | None
-) -> tuple[str, Layout | None]:
+) -> tuple[str, TextLayout | None]:
     if kind == "pdf":
         from library.parsing.pdf_text import read_pdf  # each reader's library only where it is used
 
