@@ -36,6 +36,7 @@ SMALLEST = {
     "benchmarks.engine.rings": "",
     "benchmarks.engine.step_counts": "",
     "benchmarks.engine.scheduling": "--prompt 512 --repeats 1",
+    "benchmarks.method.cited_answers": "--quick",
     "benchmarks.gpu": "--smoke --minutes 0.1",
     "benchmarks.pictures.readme_pictures": "",
     "benchmarks.pictures.request_trace": "",

@@ -213,7 +213,7 @@ def judge_needed(told: Sequence[Told], rule: CitingRule) -> Counts:
     for one in told:
         for claim, source in zip(one.claims, one.sources, strict=True):
             near = find_near([claim], one.passages)
-            whole, *parts = one.scores[:, one.complete.tokens_of(claim)].sum(axis=1)
+            whole, *parts = one.scores[:, one.complete.tokens_of(claim)].sum(axis=1).tolist()
             for passage, part in zip(one.passages, parts, strict=True):
                 is_cited = rule.is_needed(whole, part) and passage in near
                 is_right = holds_part(passage, source)
@@ -261,16 +261,14 @@ LEAST_PRECISION = {"copied": 0.99, "needed": 0.9, "present": 0.9}
 def choose(kind: str, told: Sequence[Told]) -> tuple[CitingRule, list[list[object]]]:
     """Return the rule with the highest recall at the least precision, with all that were tried."""
     tried: list[list[object]] = []
-    best: tuple[tuple[float, float], CitingRule] | None = None
+    best, most = CitingRule(), (-1.0, -1.0)
     for values in product(*CHOICES[kind].values()):
         rule = replace(CitingRule(), **dict(zip(CHOICES[kind], values, strict=True)))  # type: ignore[arg-type]
         precision, recall = JUDGES[kind](told, rule).shares()
         tried.append([kind, *values, f"{precision:.3f}", f"{recall:.3f}"])
-        key = recall, precision
-        if precision >= LEAST_PRECISION[kind] and (best is None or key > best[0]):
-            best = key, rule
-    assert best is not None
-    return best[1], tried
+        if precision >= LEAST_PRECISION[kind] and (recall, precision) > most:
+            best, most = rule, (recall, precision)
+    return best, tried
 
 
 def count_rows(told: Sequence[Told], *, measures_all: bool) -> tuple[int, int]:

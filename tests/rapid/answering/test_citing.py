@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import rapid
+from deployments.pools.engine_actor import load_engine
 from rapid.answering import citing
 from rapid.citing.copies import CitingRule
-from rapid.messages import Document, Started
+from rapid.errors import UnknownDocument
+from rapid.messages import Document, GenerationEvent, Started
 from rapid.pair import Pair
 from rapid.receipt import Citations
 from tests.answered import ATLAS, receipt, text
@@ -100,6 +102,22 @@ def test_nothing_is_computed_for_who_does_not_ask(pair: Pair) -> None:
     assert (count(), count(citations=True)) == (usual, usual)  # for what is copied, neither
 
 
+async def test_a_servers_pools_measure_what_an_answer_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(citing, "RULE", NOTHING_IS_COPIED)
+    app = LocalApplication(load=load_engine)
+    app.retriever.chunk = replace(FOUND, document="facts", text=FACTS, end=len(FACTS))
+    facts = (Document("facts", FACTS),)
+    asked = question("r", mode="fused", text=ASKED, documents=facts, citations=True, seed=1)
+    found = receipt(await app.answered(asked)).citations
+    for pool in (app.target, app.drafter):
+        pool.engine.actor._engine.close()
+    assert found is not None
+    assert [(each.evidence, each.passage_id) for each in found.found] == [("needed", "d:0")]
+    assert found.needed == "measured"
+
+
 async def test_scripted_engines_leave_out_nothing_and_the_receipt_says_so() -> None:
     app = LocalApplication()
     asked = question(
@@ -114,6 +132,41 @@ async def test_scripted_engines_leave_out_nothing_and_the_receipt_says_so() -> N
     assert all(0 <= start < stop <= len(text(events, choice)) for choice, start, stop in places)
     why = "not measured: the drafter's engine leaves out no part of a prompt"
     assert found.needed == why
+
+
+async def test_a_quote_that_does_not_stand_in_its_document_is_no_citation() -> None:
+    app = LocalApplication()
+    asked = question("r", mode="fused", documents=ATLAS, citations=True, max_tokens=40, seed=3)
+    told = text(await app.answered(asked), 0)
+    app.retriever.chunk = replace(FOUND, text=told, end=len(told))
+    found = receipt(await app.answered(asked)).citations
+    assert found is not None
+    assert found.found == ()
+    assert found.unsupported
+
+
+async def test_of_a_document_that_is_deleted_meanwhile_its_passages_are_left() -> None:
+    app = LocalApplication()
+    asked = question("r", mode="fused", documents=ATLAS, citations=True, max_tokens=40, seed=3)
+    told = text(await app.answered(asked), 0)
+    app.retriever.chunk = replace(FOUND, text=told, end=len(told))
+    events = app.generate(asked)
+    seen: list[GenerationEvent] = []
+    async for event in events:
+        seen.append(event)
+        app._services.prompts._resolver = NoDocuments()
+    found = receipt(seen).citations
+    assert found is not None
+    assert {(citation.document, citation.evidence) for citation in found.found} == {
+        ("atlas", "copied")
+    }
+
+
+class NoDocuments:
+    """Every document is deleted."""
+
+    async def resolve(self, tenant: str, documents: Any) -> Any:
+        raise UnknownDocument("it is deleted")
 
 
 async def test_a_lost_drafter_leaves_what_words_say() -> None:
