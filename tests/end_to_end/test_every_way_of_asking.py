@@ -1,4 +1,5 @@
-"""Every mode by every way of asking, on the application of `serve_config.yaml` as it is shipped.
+"""Every mode by every way of asking, on the application of `serve_config.yaml` as it is shipped.from tests.ray_cluster import shipped_config
+
 
 Each combination is asked over HTTP, four at a time. What may be refused is said here; everything
 else must be answered, whole or as a stream, with a receipt that agrees with the mode asked for.
@@ -26,7 +27,6 @@ from rapid.embedded.generator import generate_document
 
 pytestmark = pytest.mark.ray
 
-ROOT = Path(__file__).parents[2]
 RAPID = Path(sys.executable).parent / "rapid"
 MODES = get_args(Mode)
 DOCUMENT = generate_document(5, 150)
@@ -157,22 +157,15 @@ def drafting_by(shipped: str, request: pytest.FixtureRequest) -> Iterator[str]:
     config = ServeConfig.model_validate(settings)
     application = compose(config)
     ingress = application._bound_deployment
-    orchestrator = ingress.init_args[1]._bound_deployment
+    orchestrator = ingress.init_args[3]._bound_deployment
     pools = [
         argument and serve.get_deployment_handle(argument._bound_deployment.name, SHIPPED)
-        for argument in orchestrator.init_args[1:]
+        for argument in orchestrator.init_args[1:4]
     ]
-    beside = ingress.bind(config.filled_api, orchestrator.bind(config, *pools))
+    beside = ingress.bind(config.filled_api, None, None, orchestrator.bind(config, *pools))
     serve.run(beside, name=drafter, route_prefix=f"/{drafter}")
     yield shipped.replace(SHIPPED, drafter)
     serve.delete(drafter)
-
-
-def shipped_config() -> Any:
-    """The settings in `serve_config.yaml`, as Serve would give them to the builder."""
-    from deployments.app import check
-
-    return check(ROOT / "serve_config.yaml")
 
 
 async def failures(url: str, ways: Iterable[Way], answers: Any = ANSWERS) -> str:

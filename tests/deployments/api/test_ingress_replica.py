@@ -32,7 +32,7 @@ async def test_the_models_card_says_whether_it_is_an_embedded_one(
     is_embedded: bool, nobody_looks: None
 ) -> None:
     settings = ApiConfig(models={"rapid": ModelCard(is_embedded=is_embedded)})
-    replica = IngressReplica(settings, ScriptedHandle())  # type: ignore[arg-type]
+    replica = IngressReplica(settings, None, None, ScriptedHandle())  # type: ignore[arg-type]
     transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
         (card,) = (await http.get("/v1/models")).json()["data"]
@@ -45,7 +45,7 @@ async def test_each_model_has_its_orchestrator(nobody_looks: None) -> None:
     for handle, name in zip(handles, ("Orchestrator-a", "Orchestrator-b"), strict=True):
         handle.deployment_name = handle.deployment_id = name
     models = {"a": ModelCard(target="target-a"), "b": ModelCard(target="engines-big")}
-    replica = IngressReplica(ApiConfig(models=models), *handles)  # type: ignore[arg-type]
+    replica = IngressReplica(ApiConfig(models=models), None, None, *handles)  # type: ignore[arg-type]
     transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
 
@@ -64,7 +64,7 @@ async def test_each_model_has_its_orchestrator(nobody_looks: None) -> None:
 
 
 async def test_new_keys_and_limits_reach_a_replica_that_runs(nobody_looks: None) -> None:
-    replica = IngressReplica(ApiConfig(), ScriptedHandle())  # type: ignore[arg-type]
+    replica = IngressReplica(ApiConfig(), None, None, ScriptedHandle())  # type: ignore[arg-type]
     transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
     key = {"tenant": "a", "sha256": hash_key("sk-new")}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
@@ -86,7 +86,7 @@ async def test_a_replica_keeps_its_keys_where_callers_elsewhere_seem_local(
 ) -> None:
     monkeypatch.setattr(serve_internals, "RAY_SERVE_ENABLE_DIRECT_INGRESS", True)
     monkeypatch.setattr(module, "limit_replica", lambda: None)  # it would last
-    replica = IngressReplica(ApiConfig(), ScriptedHandle())  # type: ignore[arg-type]
+    replica = IngressReplica(ApiConfig(), None, None, ScriptedHandle())  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="list keys"):
         replica.reconfigure({"model": "rapid"})
     replica.reconfigure({"model": "rapid", "keys": [{"tenant": "a", "sha256": hash_key("sk")}]})
