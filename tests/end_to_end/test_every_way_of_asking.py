@@ -1,5 +1,4 @@
-"""Every mode by every way of asking, on the application of `serve_config.yaml` as it is shipped.from tests.ray_cluster import shipped_config
-
+"""Every mode by every way of asking, on the application of `serve_config.yaml` as it is shipped.
 
 Each combination is asked over HTTP, four at a time. What may be refused is said here; everything
 else must be answered, whole or as a stream, with a receipt that agrees with the mode asked for.
@@ -24,6 +23,7 @@ import pytest
 
 from rapid.config import Mode
 from rapid.embedded.generator import generate_document
+from tests.ray_cluster import shipped_config
 
 pytestmark = pytest.mark.ray
 
