@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import select
@@ -24,16 +25,16 @@ _KEPT_CHARS = 64 * 2**20  # of texts that were asked for last, in one process
 
 @dataclass(frozen=True, slots=True)
 class StoredText:
-    """A file of a vector store that is indexed.
+    """A file that has been read.
 
     Attributes:
-        ref: The reference to its text, cut as the store says.
+        ref: The reference to its text, cut as its vector store says where it is of one.
         attributes: Those of the file in the store.
     """
 
     file_id: str
     ref: DocumentRef
-    attributes: dict[str, Any]
+    attributes: Mapping[str, Any] = MappingProxyType({})
 
 
 class StoredDocuments:
@@ -52,25 +53,29 @@ class StoredDocuments:
         file_ids: Sequence[str] = (),
         store_ids: Sequence[str] = (),
         filters: AttributeFilter | None = None,
-    ) -> tuple[DocumentRef, ...]:
-        """Return the documents that a request names: files, and those of stores.
+        taken: Collection[str] = (),
+    ) -> tuple[StoredText, ...]:
+        """Return the texts that a request names: of files, and of those in stores.
+
+        Their names are distinct: of those that share one, the later ones get numbers.
 
         Args:
             tenant: The owner.
             file_ids: Ids of files.
             store_ids: Ids of vector stores, whose files are meant.
             filters: What the attributes of a store's file must be; None takes all.
+            taken: Names that other documents of the request have.
 
         Raises:
             UnknownDocument: A file or store is not the tenant's.
             DocumentNotReady: A file is not read, or not indexed, or cannot be.
         """
         rows = [await self._files.get(tenant, each) for each in file_ids]
-        found = {row.id: ref_of(row) for row in rows}
+        found = {row.id: StoredText(row.id, ref_of(row)) for row in rows}
         for store_id in store_ids:
             for each in await self.find_in_store(tenant, store_id, filters):
-                found.setdefault(each.file_id, each.ref)
-        return _with_distinct_names(found.values())
+                found.setdefault(each.file_id, each)
+        return _with_distinct_names(found.values(), taken)
 
     async def find_in_store(
         self, tenant: str, store_id: str, filters: AttributeFilter | None = None
@@ -192,16 +197,18 @@ def ref_of(row: FileRow) -> DocumentRef:
     return DocumentRef(row.filename, row.digest, row.num_chars)
 
 
-def _with_distinct_names(documents: Iterable[DocumentRef]) -> tuple[DocumentRef, ...]:
-    """Return each document once; of those that share a name, the later ones get numbers."""
-    named: dict[str, DocumentRef] = {}
-    for each in dict.fromkeys(documents):
-        name, number = each.name, 1
-        while name in named:
+def _with_distinct_names(
+    texts: Iterable[StoredText], taken: Collection[str]
+) -> tuple[StoredText, ...]:
+    names, found = set(taken), []
+    for each in texts:
+        name, number = each.ref.name, 1
+        while name in names:
             number += 1
-            name = f"{each.name} ({number})"
-        named[name] = replace(each, name=name)
-    return tuple(named.values())
+            name = f"{each.ref.name} ({number})"
+        names.add(name)
+        found.append(replace(each, ref=replace(each.ref, name=name)))
+    return tuple(found)
 
 
 def _text_of_entry(row: FileRow, entry: StoreFileRow) -> StoredText:

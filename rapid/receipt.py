@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # `benchmarks/gpu.py` runs without pydantic
     from rapid.config import Contract, Coupling, KVCacheDtype, Mode, Transfer
@@ -133,6 +134,7 @@ class Receipt:
         is_fallback: Whether the mode did not get the drafter or the retrieved text that it needs;
             `reason` says which.
         citations: Where the answers are from, if that was asked for.
+        places: File, pages and lines of passages of stored documents, by document, start and end.
         application: Name of the application that answered, where there are two beside each other.
     """
 
@@ -161,4 +163,5 @@ class Receipt:
     kv_cache_dtype: dict[str, KVCacheDtype] = field(default_factory=dict)
     explanation: Explanation | None = None
     citations: Citations | None = None
+    places: Mapping[tuple[str, int, int], Mapping[str, Any]] = field(default_factory=dict)
     application: str | None = None

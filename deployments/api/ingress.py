@@ -32,7 +32,7 @@ from deployments.api.backend.service import GenerationService
 from deployments.api.chat.chat_dialect import ChatDialect
 from deployments.api.chat.wire import Json, model_card
 from deployments.api.dialect import Dialect, Question
-from deployments.api.files.attaching import attach_stored
+from deployments.api.files.attaching import add_places, attach_stored
 from deployments.api.files.file_routes import Endpoint, FileRoutes
 from deployments.api.files.store_routes import StoreRoutes
 from deployments.api.gate.admission import Admission
@@ -276,7 +276,7 @@ class Ingress:
             asked, sent = await dialect.parse(body, self._config, request_id, tenant)
             record.model = sent.model
             most = self._config.max_characters
-            sent = await attach_stored(self._library, asked.stored, sent, most)
+            sent, files = await attach_stored(self._library, asked.stored, sent, most)
             event_id = request.headers.get("last-event-id")
             cursor = Cursor.of_event(event_id, sent) if event_id else Cursor.first(sent)
             record.answer_id = cursor.answer_id
@@ -287,7 +287,8 @@ class Ingress:
             answer = partial(continue_events, self._service, sent, cursor)
             feed = EventFeed(answer, request.receive, record.note, partial(self._explain, asked))
             await stack.enter_async_context(feed)
-            events = await feed.begin(self._config.heartbeat_s)
+            begun = await feed.begin(self._config.heartbeat_s)
+            events = add_places(begun, self._library, files)
             fingerprint = _fingerprint(sent.model)
             reply = dialect.reply(asked, cursor, fingerprint, record.began, self._clock)
             _log.info("request %s is answered as %s", request_id, reply.id)

@@ -71,6 +71,9 @@ def test_a_file_is_kept_indexed_asked_about_and_deleted(client: openai.OpenAI) -
         assert citation["document"] == "report.txt"
         start, end = citation["document_start"], citation["document_end"]
         assert DOCUMENT.text[start:end] == citation["quote"]
+        assert citation["file_id"] == file.id
+        line = 1 + DOCUMENT.text.count("\n", 0, start)
+        assert citation["lines"][0] == line
     assert texts == [FACT.answer, FACT.answer]
     client.files.delete(file.id)
     with pytest.raises(openai.NotFoundError):
