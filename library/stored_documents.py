@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import select
@@ -34,7 +33,7 @@ class StoredText:
 
     file_id: str
     ref: DocumentRef
-    attributes: Mapping[str, Any] = MappingProxyType({})
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 class StoredDocuments:
