@@ -177,7 +177,7 @@ class Retriever:
             await asyncio.wait([entry.indexing])
         if self._entries.get(key) is entry:
             self._entries.pop(key, None)
-            await self._store.delete(tenant, document_id)  # which may know more than the cache
+            await self._store.delete(tenant, document_id)
 
     async def close(self) -> None:
         """Cancel indexing in progress and close the store."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import httpx
 
 _LOOK_S = 0.3  # between two looks at a file that is being read
-_UPLOAD_TIMEOUT_S = 600.0
+_UPLOAD_TIMEOUT_S = 600.0  # for 512 MB at a megabyte a second
 
 FileIds = Annotated[list[str], typer.Argument(metavar="ID...", show_default=False)]
 

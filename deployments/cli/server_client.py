@@ -12,7 +12,7 @@ from deployments.cli.terminal import fail
 if TYPE_CHECKING:
     import httpx
 
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0  # loopback answers at once, a far server within a second
 SILENCE_TIMEOUT_S = 60.0  # a stream has a heartbeat every few seconds, once it has begun
 
 Url = Annotated[str, typer.Option(envvar="RAPID_URL", help="Where the server is.")]

@@ -14,7 +14,7 @@ from library.schema import FileBatchRow, FileRow, StoreFileRow, VectorStoreRow
 Json = dict[str, Any]
 Row = TypeVar("Row", bound=ListedRow)
 _STATUSES = ("in_progress", "completed", "failed", "cancelled")
-_NS = 10**9
+_NS = 10**9  # in a second
 
 
 def file_object(row: FileRow) -> Json:
