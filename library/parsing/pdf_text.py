@@ -14,7 +14,7 @@ from pypdfium2 import raw
 from library.parsing.layout import TENTHS, Layout, PageExtent
 from library.parsing.parsing_limits import ParsingLimits, Progress
 from library.parsing.plain_text import clean_text
-from library.parsing.unreadable_file import UnreadableFile
+from library.parsing.unreadable_file import refuse_broken, refuse_empty, refuse_encrypted
 
 if TYPE_CHECKING:
     from pypdf import PdfReader
@@ -36,14 +36,12 @@ def read_pdf(
         document = pypdfium2.PdfDocument(file)
     except pypdfium2.PdfiumError as error:
         if error.err_code in (raw.FPDF_ERR_PASSWORD, raw.FPDF_ERR_SECURITY):
-            raise UnreadableFile(
-                "The PDF is encrypted. Remove its password and send it again.", "encrypted_file"
-            ) from None
-        raise broken_pdf("It has no list of pages.") from error
+            refuse_encrypted()
+        refuse_broken("it has no list of pages")
     with document:
         num_pages = len(document)
         if not num_pages:
-            raise broken_pdf("It has no pages.")
+            refuse_broken("it has no pages")
         limits.check_pages(num_pages)
         second = _SecondOpinion(file)
         lines: list[Line] = []
@@ -61,10 +59,8 @@ def read_pdf(
             if on_progress:
                 on_progress(index + 1, num_pages)
     if not lines:
-        raise UnreadableFile(
-            "The PDF has no text: its pages are pictures. Run text recognition (OCR) on it and "
-            "send the result.",
-            "empty_file",
+        refuse_empty(
+            "Its pages are pictures: run text recognition (OCR) on it and send the result."
         )
     text = "\n".join(line for line, _ in lines)
     pages: list[PageExtent] = []
@@ -75,23 +71,19 @@ def read_pdf(
     return text, Layout.of(text, reversed(pages), edges)
 
 
-def broken_pdf(why: str) -> UnreadableFile:
-    """Return the error of a PDF that PDFium and pypdf cannot read."""
-    return UnreadableFile(
-        f"The PDF is broken. {why} Open it in a viewer, print it to a new PDF and send that.",
-        "broken_file",
-    )
-
-
 def _read_page(
     document: Any, index: int, second: _SecondOpinion
 ) -> tuple[list[Line], float, float]:
     """Return a page's lines, its width and its height, both in points."""
     try:
         page = document[index]
-    except pypdfium2.PdfiumError as error:
+        if document.get_formtype() != raw.FORMTYPE_NONE:  # what was filled in becomes page text
+            raw.FPDFPage_Flatten(page, raw.FLAT_NORMALDISPLAY)
+            page.close()
+            page = document[index]
+    except pypdfium2.PdfiumError:
         if (text := second.read(index)) is None:
-            raise broken_pdf(f"Page {index + 1} cannot be read.") from error
+            refuse_broken(f"page {index + 1} cannot be read")
         return _lines_without_place(text), 0.0, 0.0
     with_text = page.get_textpage()
     try:
