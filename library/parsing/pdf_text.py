@@ -25,6 +25,7 @@ _HYPHEN = "\ufffe"  # PDFium's mark of a hyphen at a line's end, after which the
 _HYPHEN_CODE = 2  # the same, where it gives single characters
 _LINE = re.compile(rf"[^\r\n{_HYPHEN}]+{_HYPHEN}?")
 _UNKNOWN = re.compile("[\0\uffff]")  # of fonts that do not say which characters they draw
+_LARGEST = 1e6  # points of a page's side, 350 m: beyond, places do not fit the layout's numbers
 _NOWHERE = (0, 0, 0, 0)  # the edges of a line whose place is not known
 
 
@@ -88,14 +89,16 @@ def _read_page(
     with_text = page.get_textpage()
     try:
         text = _characters(with_text)
+        width, height = (round(min(side, _LARGEST), 1) for side in page.get_size())
+        shown = (0, 0, round(width * TENTHS), round(height * TENTHS), 0)
         lines = [
-            (line, _edges(page, with_text, match.start(), len(match[0].rstrip())))
+            (line, _edges(page, shown, with_text, match.start(), len(match[0].rstrip())))
             for match in _LINE.finditer(text)
             if (line := _clean_line(match[0]))
         ]
         if (not lines or _UNKNOWN.search(text)) and (other := second.read(index)):
             lines = _lines_without_place(other) or lines
-        return lines, *page.get_size()
+        return lines, width, height
     finally:
         with_text.close()
         page.close()
@@ -129,10 +132,11 @@ def _lines_without_place(text: str) -> list[Line]:
     return [(line, _NOWHERE) for each in text.split("\n") if (line := each.rstrip())]
 
 
-def _edges(page: Any, with_text: Any, start: int, length: int) -> tuple[int, int, int, int]:
-    """Return the rectangle around characters in tenths of a point, as the page is shown."""
+def _edges(
+    page: Any, shown: tuple[int, ...], with_text: Any, start: int, length: int
+) -> tuple[int, int, int, int]:
+    """Return the rectangle around characters on the page as it is `shown`, in its units."""
     num_rects = raw.FPDFText_CountRects(with_text, start, length)
-    width, height = (round(side * TENTHS) for side in page.get_size())
     corners = [ctypes.c_double() for _ in range(4)]
     x, y = ctypes.c_int(), ctypes.c_int()
     xs, ys = [], []
@@ -140,7 +144,7 @@ def _edges(page: Any, with_text: Any, start: int, length: int) -> tuple[int, int
         raw.FPDFText_GetRect(with_text, index, *corners)
         left, top, right, bottom = corners
         for across, up in ((left, top), (right, bottom)):
-            raw.FPDF_PageToDevice(page, 0, 0, width, height, 0, across, up, x, y)
+            raw.FPDF_PageToDevice(page, *shown, across, up, x, y)
             xs.append(x.value)
             ys.append(y.value)
     return (min(xs), min(ys), max(xs), max(ys)) if xs else _NOWHERE

@@ -69,6 +69,16 @@ def test_boxes_are_on_the_page_as_it_is_shown(rotate, size, corner):
     assert box.top - 1 <= corner[1] <= box.bottom + 1
 
 
+@pytest.mark.parametrize(
+    ("side", "height"), [(841.8898, 841.9), (10**9, 1e6), (-5, 5.0), (0, 792.0)]
+)
+def test_pages_of_any_size_have_a_layout_that_can_be_stored(side, height):
+    data = write_pdf([[(72, 700, "word")]], media_box=(0, 0, 595.276, side))
+    layout = read(data, "a.pdf").layout
+    assert layout.pages[0].height == height
+    assert Layout.from_bytes(layout.to_bytes()) == layout
+
+
 def test_letters_of_every_kind_are_read_with_their_places():
     data = write_pdf([[(72, 700, "aXb Y"), (72, 686, "next")]], names={"X": "😀", "Y": "ffi"})
     parsed = read(data, "a.pdf")
