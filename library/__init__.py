@@ -1,1 +1,1 @@
-"""Files that people upload: read, kept and found again."""
+"""Files and vector stores of tenants: what they uploaded, what became of it, and who may see it."""
