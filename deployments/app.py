@@ -5,6 +5,7 @@
     client ── Ingress ── Orchestrator ──lease── Target     (engine: child actor)
               HTTP       one loop per  ──lease── Drafter    (engine: child actor)
                          request       ───────── Retriever  (chunks, embeddings, Qdrant)
+              files      ───── Librarian ───────┘           (reads files, database, blobs)
 
 Each box is a deployment with its own pool; plain classes become deployments only in this module.
 With ``drafter: target`` there is no Drafter and the target's engines draft for themselves; where no
@@ -37,6 +38,7 @@ from deployments.config.serve_file import check
 from deployments.orchestrator.deployment import Orchestrator
 from deployments.pools.engine_actor import EngineFactory, load_engine
 from deployments.pools.leasing_replica import EngineReplica
+from deployments.pools.librarian_replica import LibrarianReplica
 from deployments.pools.retriever_replica import RetrieverReplica
 
 __all__ = ["build", "check", "compose"]
@@ -70,7 +72,8 @@ def compose(
     def engines(part: AppPart[EnginePoolConfig] | None, load: EngineFactory) -> Application | None:
         return part and bind(part, EngineReplica, part.settings.engine, part.settings.pool, load)
 
-    orchestrators = []
+    kept = config.library and config.library.kept
+    orchestrators, retrievers = [], dict[str, Application]()
     for model in config.served:
         target, drafter = engines(model.target, load_target), engines(model.drafter, load_drafter)
         retriever = model.retriever and bind(
@@ -79,11 +82,17 @@ def compose(
             model.retriever.settings.placed,
             model.target.settings.engine.model,
         )
+        if retriever is not None and model.retriever is not None:
+            retrievers[model.retriever.name] = retriever
         orchestrator = _deployment(model.orchestrator.name, plans, Orchestrator)
-        orchestrators.append(orchestrator.bind(model.config, target, drafter, retriever))
+        orchestrators.append(orchestrator.bind(model.config, target, drafter, retriever, kept))
+    librarian = None
+    if kept is not None:
+        librarian = _deployment("Librarian", plans, LibrarianReplica)
+        librarian = librarian.bind(kept, *retrievers.values())
     replica = serve.ingress()(IngressReplica)
     ingress = _deployment("Ingress", plans, replica, **router_options())
-    return ingress.bind(config.filled_api, *orchestrators)
+    return ingress.bind(config.filled_api, kept, librarian, *orchestrators)
 
 
 def _deployment(name: str, plans: Plans, cls: type, **more: Any) -> serve.Deployment:

@@ -9,7 +9,8 @@
     │   ├── BodyTooSlow         the request body did not come in time              408
     │   ├── UnsupportedEncoding the request body is compressed                     415
     │   ├── UnknownModel        the endpoint does not serve this model             404
-    │   └── UnknownDocument     the tenant has no document with this text          404
+    │   ├── UnknownDocument     the tenant has no such document, file or store     404
+    │   └── DocumentNotReady    a file has not been read yet, or cannot be         409
     ├── Unauthorized            the API key is missing or unknown                  401
     ├── Overloaded              the pools are full; says when to retry             503
     │   └── TooManyRequests     the tenant has too many requests; says when        429
@@ -24,6 +25,8 @@
     ├── RetrievalPending        documents are still being indexed for retrieval    503
     ├── RetrievalUnavailable    an explicit mode needs what retrieval did not give 503
     ├── EngineFailed            an engine failed at a step, or is closed           500
+    ├── LibraryUnavailable      the library's database or files are away           503
+    │   └── LibraryFull         the disk of the library is full                    507
     └── ConfigurationError      the configuration is rejected before startup
 
 Every class passes all its arguments to ``super().__init__``, so that it survives pickling between
@@ -85,6 +88,10 @@ class UnknownModel(BadRequest):
 
 class UnknownDocument(BadRequest):
     """A reference to a document that is unknown or another tenant's, which are not told apart."""
+
+
+class DocumentNotReady(BadRequest):
+    """A file whose text is not there: it is still being read, or it cannot be read."""
 
 
 class Unauthorized(RapidError):
@@ -161,3 +168,11 @@ class EngineFailed(RapidError):
 
 class ConfigurationError(RapidError):
     """A configuration that cannot work, rejected before anything starts."""
+
+
+class LibraryUnavailable(RapidError):
+    """A database or a store of files that does not answer; nothing was changed."""
+
+
+class LibraryFull(LibraryUnavailable):
+    """A disk without room for what was to be kept; nothing was changed."""

@@ -81,16 +81,18 @@ class DocumentRef:
         digest: Hash of the text. It is made once and travels with the document, so that no
             component reads a long text again only to name it.
         num_chars: Length of the text.
+        chunk_tokens: Length of its passages for retrieval; None is the retriever's own.
     """
 
     name: str
     digest: str
     num_chars: int
+    chunk_tokens: int | None = field(default=None, kw_only=True)
 
     @property
     def ref(self) -> DocumentRef:
         """The reference alone."""
-        return DocumentRef(self.name, self.digest, self.num_chars)
+        return DocumentRef(self.name, self.digest, self.num_chars, chunk_tokens=self.chunk_tokens)
 
 
 @dataclass(frozen=True, slots=True)

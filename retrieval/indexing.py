@@ -68,18 +68,29 @@ class Passages:
         embedder: Embedder,
         token_offsets: TokenOffsets,
     ) -> None:
-        chunks = chunk_text(
-            document.text,
-            token_offsets,
-            max_tokens=config.chunk_tokens,
-            max_chars=config.max_chunk_chars,
-            document_id=self._document_id,
-            name=document.name,
-        )
+        chunks = cut_document(document, config, token_offsets, self._document_id)
         self.num_tokens = sum(chunk.num_tokens for chunk in chunks)
         self.chunks = [chunk for chunk in chunks if not chunk.text.isspace()]
         self._rest = iter(embedder.embed_passages([chunk.text for chunk in self.chunks]))
         self._document = None
+
+
+def cut_document(
+    document: Document,
+    config: RetrievalConfig,
+    token_offsets: TokenOffsets,
+    document_id: str = "document",
+) -> list[Chunk]:
+    """Return all passages of a document, cut as it says or else as the settings do."""
+    own = document.chunk_tokens
+    return chunk_text(
+        document.text,
+        token_offsets,
+        max_tokens=own or config.chunk_tokens,
+        max_chars=None if own else config.max_chunk_chars,
+        document_id=document_id,
+        name=document.name,
+    )
 
 
 @dataclass(slots=True)
@@ -146,4 +157,6 @@ def key_of(tenant: str, document: DocumentRef) -> tuple[str, str]:
     for part in (tenant, document.name, document.digest):
         encoded = part.encode("utf-8", "surrogatepass")
         digest.update(len(encoded).to_bytes(8, "big") + encoded)
+    if document.chunk_tokens is not None:
+        digest.update(document.chunk_tokens.to_bytes(8, "big"))
     return tenant, f"doc-{digest.hexdigest()}"

@@ -75,8 +75,12 @@ class Retriever:
         """Chunks of the documents that this retriever knows to be stored."""
         return sum(each.stored.num_chunks for each in self._entries.values() if each.stored)
 
-    async def index(self, tenant: str, documents: Sequence[Document]) -> tuple[str, ...]:
+    async def index(
+        self, tenant: str, documents: Sequence[Document], *, tell: Tell | None = None
+    ) -> tuple[str, ...]:
         """Index documents.
+
+        `tell` is told every second how many passages are embedded.
 
         Returns:
             Their ids, in order. A document stays indexed until the cache needs its room.
@@ -84,7 +88,7 @@ class Retriever:
         Raises:
             RetrievalError: If a document cannot be embedded or stored; the others may have been.
         """
-        async with self._in_use(tenant, documents) as held:
+        async with self._in_use(tenant, documents, tell=tell) as held:
             return tuple(document_id for document_id, _ in held)
 
     async def retrieve(
@@ -166,15 +170,13 @@ class Retriever:
         )
 
     async def forget(self, tenant: str, document_id: str) -> None:
-        """Delete a document from cache and store; an unknown one has no effect."""
+        """Delete a document from cache and store; one that neither has is passed over."""
         key = (tenant, document_id)
         entry = self._entries.get(key)
-        if entry is None:
-            return
-        if not entry.indexing.done():
+        if entry is not None and not entry.indexing.done():
             await asyncio.wait([entry.indexing])
         if self._entries.get(key) is entry:
-            del self._entries[key]
+            self._entries.pop(key, None)
             await self._store.delete(tenant, document_id)
 
     async def close(self) -> None:

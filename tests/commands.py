@@ -15,7 +15,7 @@ PAGES = (
     *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
 )
 
-_PACKAGES = "benchmarks|evaluation|tests|deployments|rapid|retrieval|cluster"
+_PACKAGES = "benchmarks|evaluation|tests|deployments|rapid|retrieval|cluster|library"
 _REST = r"((?: [^`#|;&<>$\n]*)?)"
 _MODULE = re.compile(rf"python\S* -m ((?:{_PACKAGES})(?:\.[a-z_0-9]+)+){_REST}")
 _SCRIPT = re.compile(rf"(?<!/)\b(benchmarks/(?:\w+/)*\w+)\.py\b{_REST}")

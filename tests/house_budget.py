@@ -22,7 +22,7 @@ from benchmarks.pictures.rooms import House
 ROOT = Path(__file__).parent.parent
 BUDGET = ROOT / "house.toml"
 PRIVATE_PARTS = "cluster/serve_internals.py"  # the one module that may use private parts of Ray
-PACKAGES = ("rapid", "retrieval", "cluster", "evaluation", "deployments")
+PACKAGES = ("rapid", "retrieval", "cluster", "library", "evaluation", "deployments")
 
 Measures = dict[str, dict[str, int]]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("rapid", "retrieval", "cluster", "deployments")
+PACKAGES = ("rapid", "retrieval", "cluster", "library", "deployments")
 KINDS = {"measured", "tuned"}
 
 

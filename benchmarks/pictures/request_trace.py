@@ -21,7 +21,7 @@ import rapid
 from benchmarks.reporting import ROOT
 
 PAGE = ROOT / "docs" / "structure.md"
-PACKAGES = ("rapid", "retrieval", "cluster", "evaluation", "deployments")
+PACKAGES = ("rapid", "retrieval", "cluster", "library", "evaluation", "deployments")
 DOCUMENT = "The code of the north gate is maki. " + "Rain fell on the hills all day. " * 40
 QUESTION = "What is the code of the north gate?"
 _BLOCK = re.compile(r"```mermaid\n.*?```", flags=re.DOTALL)

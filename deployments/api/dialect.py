@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from deployments.api.backend.continuing import Cursor
 from deployments.config.api_config import ApiConfig
+from library.attribute_filters import AttributeFilter
 from rapid.messages import GenerateRequest, GenerationEvent
 from rapid.ports import Clock
 
@@ -14,8 +16,26 @@ Events = AsyncIterator[GenerationEvent | None]
 """The events of an answer, and None for each heartbeat's time in which none came."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredNames:
+    """The stored documents that a request names.
+
+    Attributes:
+        filters: What the attributes of the vector stores' files must be; None takes all.
+    """
+
+    file_ids: Sequence[str] = ()
+    store_ids: Sequence[str] = ()
+    filters: AttributeFilter | None = None
+
+
 class Question(Protocol):
     """The parsed body of a request."""
+
+    @property
+    def stored(self) -> StoredNames | None:
+        """The stored documents that it names; None for none."""
+        ...
 
     def field_of(self, param: str | None) -> str | None:
         """Return the caller's name for a field of the `GenerateRequest`."""

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +32,8 @@ from deployments.api.backend.service import GenerationService
 from deployments.api.chat.chat_dialect import ChatDialect
 from deployments.api.chat.wire import Json, model_card
 from deployments.api.dialect import Dialect, Question
+from deployments.api.files.file_routes import Endpoint, FileRoutes
+from deployments.api.files.store_routes import StoreRoutes
 from deployments.api.gate.admission import Admission
 from deployments.api.gate.authentication import Authentication, Identify
 from deployments.api.gate.key_file import KeyFile
@@ -42,13 +45,17 @@ from deployments.api.http.event_feed import ClientLeft, EventFeed
 from deployments.api.http.event_stream import EventStream
 from deployments.config.api_config import ApiConfig
 from deployments.config.tenants import Tenants
+from library.opening import LibraryAccess
 from rapid.errors import (
     BadRequest,
     ConfigurationError,
     Overloaded,
+    PromptTooLong,
     TargetUnavailable,
     Unauthorized,
+    UnknownDocument,
 )
+from rapid.messages import GenerateRequest
 from rapid.ports import Clock
 
 if TYPE_CHECKING:  # which loads Ray
@@ -75,6 +82,7 @@ class Ingress:
         metrics: IngressMetrics | None = None,
         clock: Clock = time.monotonic,
         pace: BodyPace | None = None,
+        library: LibraryAccess | None = None,
     ) -> None:
         """Create the application.
 
@@ -86,8 +94,10 @@ class Ingress:
             metrics: Where the ends of requests are counted; None where nothing is.
             clock: Monotonic seconds.
             pace: How fast clients must send their bodies.
+            library: Where files are kept; None for a server that keeps none.
         """
         self._service = service
+        self._library = library
         self._sends_request_id = sends_request_id
         self._clock = clock
         self._admission = Admission(clock=clock)
@@ -100,6 +110,7 @@ class Ingress:
                     self._route(path, partial(self._answer, each), "POST", each.render_refusal)
                     for path, each in DIALECTS.items()
                 ),
+                *(self._route(path, answer, method) for method, path, answer in self._stored()),
                 self._route("/v1/models", self._models),
                 self._route("/v1/models/{model:path}", self._model),
                 self._route("/ready", self._ready, identify=Tenants.is_operator),
@@ -186,6 +197,41 @@ class Ingress:
             except ConfigurationError as error:
                 _log.error("new keys are refused, those in force stay: %s", error)
 
+    def _stored(self) -> Iterator[Endpoint]:
+        """Yield the endpoints of files and vector stores."""
+        if self._library is not None:
+            yield from FileRoutes(self._library, self._bodies).endpoints()
+            yield from StoreRoutes(self._library, self._bodies, self._service).endpoints()
+
+    async def _attach(self, asked: Question, sent: GenerateRequest) -> GenerateRequest:
+        """Return a request with the stored documents that its caller names.
+
+        Raises:
+            UnknownDocument: One is not the caller's, or this server keeps no files.
+            DocumentNotReady: One has not been read or indexed yet.
+        """
+        named = asked.stored
+        if named is None:
+            return sent
+        if self._library is None:
+            raise UnknownDocument("This server keeps no files: send texts.", "rapid.documents")
+        library = await self._library.get()
+        found = await library.documents.find(
+            sent.tenant, named.file_ids, named.store_ids, named.filters
+        )
+        sent = replace(sent, documents=sent.documents + found)
+        num_chars, most = (
+            sum(each.num_chars for each in sent.documents),
+            self._config.max_characters,
+        )
+        if most is not None and num_chars > most:
+            raise PromptTooLong(
+                f"the documents have {num_chars} characters together, and this server takes {most} "
+                "at most",
+                "rapid.documents",
+            )
+        return sent
+
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
         request_id = _request_id(request)
         tenant: str = request.state.caller
@@ -195,6 +241,7 @@ class Ingress:
             body = await self._bodies.admit(request, dialect.media_types, record, stack)
             asked, sent = await dialect.parse(body, self._config, request_id, tenant)
             record.model = sent.model
+            sent = await self._attach(asked, sent)
             event_id = request.headers.get("last-event-id")
             cursor = Cursor.of_event(event_id, sent) if event_id else Cursor.first(sent)
             answer = partial(continue_events, self._service, sent, cursor)

@@ -22,6 +22,8 @@ from deployments.config.api_config import ApiConfig
 from deployments.config.live import accept_settings
 from deployments.logs import log_with_serve
 from deployments.metrics import IngressMetrics
+from library.library_config import LibraryConfig
+from library.opening import LibraryAccess
 from rapid.errors import ConfigurationError
 
 _REPORT_S = 2.0  # Ray collects metrics every ten seconds
@@ -32,11 +34,19 @@ logger = logging.getLogger(__name__)
 class IngressReplica:
     """The ingress deployment, which serves the HTTP API as an ASGI application."""
 
-    def __init__(self, config: ApiConfig, *orchestrators: DeploymentHandle) -> None:
+    def __init__(
+        self,
+        config: ApiConfig,
+        library: LibraryConfig | None,
+        librarian: DeploymentHandle | None,
+        *orchestrators: DeploymentHandle,
+    ) -> None:
         """Look at the application once, and then again and again.
 
         Args:
             config: The settings, with a card of each model.
+            library: Where files are kept; None where none are.
+            librarian: The handle of what works on files, which Serve starts because it is here.
             orchestrators: The handles of the models' orchestrators, in the cards' order.
         """
         log_with_serve()
@@ -57,7 +67,11 @@ class IngressReplica:
         self._service.configure(tuple(cards))
         # Serve's proxy adds x-request-id to every request and response.
         self._ingress = Ingress(
-            self._service, config, sends_request_id=False, metrics=self._metrics
+            self._service,
+            config,
+            sends_request_id=False,
+            metrics=self._metrics,
+            library=LibraryAccess(library) if library else None,
         )
         self._settings: ApiConfig | None = None
 

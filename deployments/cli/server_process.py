@@ -32,7 +32,7 @@ from deployments.cli.server_state import (
 SERVE_COMMAND = (sys.executable, "-m", "deployments.cli.run_serve")
 _LOCK, _LOG = RUN_FOLDER / "serve.pid", RUN_FOLDER / "serve.log"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_OUR_ERROR = re.compile(r"(?:^|\) )(?:rapid|retrieval|cluster|deployments)\.[\w.]+: (.+)")
+_OUR_ERROR = re.compile(r"(?:^|\) )(?:rapid|retrieval|cluster|library|deployments)\.[\w.]+: (.+)")
 _INTERRUPT_TIMEOUT_S, _TERMINATE_TIMEOUT_S, _REST_TIMEOUT_S = 60.0, 10.0, 5.0
 _PARTS_OF_RAY = ("raylet", "gcs_server")  # without either of them nothing is answered
 _ANY_ADDRESS = ("0.0.0.0", "::", "")

@@ -156,6 +156,8 @@ class ModelsConfig(ApplicationConfig):
         }
         if retriever is not None:
             settings["retriever"] = retriever.settings
+        if self.library is not None:
+            settings["library"] = self.library
         config = ServeConfig.model_validate(settings)
         return ServedModel(config, own, target, drafter, retriever, orchestrator)
 

@@ -47,6 +47,7 @@ Plans = dict[str, DeploymentPlan]
 def deployment_plans(config: ApplicationConfig) -> Plans:
     """Return the plan of every deployment of the application, by its name."""
     plans = {part.name: _engines(part.settings) for part in config.engine_parts.values()}
+    kept = [config.library.kept.model_dump(mode="json")] if config.library else []
     for model in config.served:
         target, drafter = model.target.settings.engine, model.config.drafter_pool.engine
         if (retriever := model.retriever) is not None and retriever.name not in plans:
@@ -61,17 +62,26 @@ def deployment_plans(config: ApplicationConfig) -> Plans:
             drafter.model,
             model.drafter.name if model.drafter else model.config.drafter,
             model.name,
+            *kept,
             has_affinity=True,
             is_scaled_by_lag=True,
             user_config=model.config.model_dump(
                 mode="json",
                 exclude_unset=True,
-                exclude={"api": True, "retriever": {"retrieval": {"store": {"api_key"}}}},
+                exclude={
+                    "api": True,
+                    "library": True,
+                    "retriever": {"retrieval": {"store": {"api_key"}}},
+                },
             ),
         )
+    if config.library is not None:
+        retrievers = sorted({each.retriever.name for each in config.served if each.retriever})
+        plans["Librarian"] = _plan(config.library.pool, *kept, retrievers)
     plans["Ingress"] = _plan(
         config.api.pool,
         [(model.orchestrator.name, model.target.name) for model in config.served],
+        *kept,
         user_config=config.filled_api.model_dump(mode="json", exclude_unset=True),
     )
     return plans

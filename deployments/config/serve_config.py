@@ -16,6 +16,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from cluster.placement import PoolConfig, RequestPoolConfig
 from deployments.config.api_config import ApiConfig, ModelCard
+from library.library_config import LibraryConfig
 from rapid.config import (
     SERVED_DRAFTINGS,
     AnsweringConfig,
@@ -137,12 +138,39 @@ class OrchestratorPoolConfig(AnsweringConfig):
     pool: RequestPoolConfig = RequestPoolConfig()
 
 
+class LibraryPoolConfig(LibraryConfig):
+    """Settings of the library, and of the replicas that read and index its files.
+
+    Attributes:
+        pool: Settings of the librarian's replicas.
+    """
+
+    pool: PoolConfig = PoolConfig()
+
+    @property
+    def kept(self) -> LibraryConfig:
+        """The settings that every process needs that opens the library."""
+        own = {name: getattr(self, name) for name in LibraryConfig.model_fields}
+        return LibraryConfig.model_construct(**own | {"folder": self.folder.absolute()})
+
+    @model_validator(mode="after")
+    def _a_folder_has_one_librarian(self) -> Self:
+        if self.database is None and self.pool.max_replicas > 1:
+            raise ValueError(
+                "a library in a folder has one librarian: set library.pool.max_replicas to 1, or "
+                "library.database and library.blobs"
+            )
+        return self
+
+
 Drafters = Annotated[
     Annotated[EnginePoolConfig, Tag("pool of its own")]
     | Annotated[Literal["target", ServedDrafting], Tag("no pool")],
     Discriminator(lambda drafter: "no pool" if isinstance(drafter, str) else "pool of its own"),
 ]
-AnySettings = EnginePoolConfig | RetrieverPoolConfig | OrchestratorPoolConfig | ApiConfig
+AnySettings = (
+    EnginePoolConfig | RetrieverPoolConfig | OrchestratorPoolConfig | LibraryPoolConfig | ApiConfig
+)
 Settings = TypeVar("Settings", bound=AnySettings, covariant=True)
 
 
@@ -228,12 +256,14 @@ class ApplicationConfig(Frozen, ABC):
         orchestrator: Settings of the orchestrator deployment of each model.
         api: Settings of the HTTP API.
         speculation: Defaults for the settings that a request leaves out.
+        library: Where files and vector stores are kept; None for a server that keeps none.
     """
 
     retriever: RetrieverPoolConfig = RetrieverPoolConfig()
     orchestrator: OrchestratorPoolConfig = OrchestratorPoolConfig()
     api: ApiConfig = ApiConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    library: LibraryPoolConfig | None = None
 
     @property
     @abstractmethod
@@ -246,6 +276,8 @@ class ApplicationConfig(Frozen, ABC):
         found: list[AppPart[AnySettings] | None] = []
         for model in self.served:
             found += (model.target, model.drafter, model.retriever, model.orchestrator)
+        if self.library is not None:
+            found.append(AppPart("Librarian", ("library",), self.library))
         found.append(AppPart("Ingress", ("api",), self.api))
         return {part.pool_name: part for part in found if part is not None}
 
@@ -285,8 +317,9 @@ class ApplicationConfig(Frozen, ABC):
 
     @model_validator(mode="after")
     def _engines_alone_have_several_nodes(self) -> Self:
-        for name in ("retriever", "orchestrator", "api"):
-            if getattr(self, name).pool.nodes > 1:
+        for name in ("retriever", "orchestrator", "library", "api"):
+            settings = getattr(self, name)
+            if settings is not None and settings.pool.nodes > 1:
                 raise ValueError(
                     f"{name}.pool.nodes: only an engine can be on several nodes: leave it out"
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -17,11 +17,14 @@ from deployments.logs import log_with_serve
 from deployments.metrics import RequestMetrics
 from deployments.orchestrator.pacing import pace
 from deployments.orchestrator.ray_services import RayServices
+from library.library_config import LibraryConfig
+from library.opening import LibraryAccess
 from rapid.answering.answers import gather_deltas
 from rapid.answering.request import RequestRun
 from rapid.checkpoints.text import ChatText
 from rapid.errors import BadRequest, Overloaded
-from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started
+from rapid.messages import DocumentRef, Finished, GenerateRequest, GenerationEvent, Started
+from retrieval.chunking import Chunk, RetrievedChunk
 
 Refusal = BadRequest | Overloaded
 """What is the last event of a request that is refused: Serve logs what is raised as an error."""
@@ -36,6 +39,7 @@ class Orchestrator:
         target: DeploymentHandle,
         drafter: DeploymentHandle | None,
         retriever: DeploymentHandle | None,
+        library: LibraryConfig | None = None,
     ) -> None:
         """Load the tokenizers and build the services that all requests share.
 
@@ -45,10 +49,13 @@ class Orchestrator:
             target: The handle of the target's pool.
             drafter: The handle of the pool that drafts; None if no model does.
             retriever: The handle of the retriever; None if no model drafts.
+            library: Where the texts of stored files are; None where none are stored.
         """
         log_with_serve()
-        texts = [ChatText.load(each.engine.model) for each in (config.target, config.drafter_pool)]
-        self._shared = RayServices(target, drafter, retriever, *texts)
+        pools = config.target, config.drafter_pool
+        target_text, drafter_text = [ChatText.load(each.engine.model) for each in pools]
+        access = LibraryAccess(library) if library else None
+        self._shared = RayServices(target, drafter, retriever, target_text, drafter_text, access)
         self._services = self._shared.under(config)
         self._metrics = RequestMetrics(config.api.model)
         self._loop = LoopWatch()
@@ -85,6 +92,20 @@ class Orchestrator:
             async for event in events:
                 _note(trace.get_current_span(), event)  # of this call, which Serve records
                 yield event
+
+    async def search(
+        self, tenant: str, documents: Sequence[DocumentRef], query: str, num_results: int
+    ) -> Sequence[RetrievedChunk]:
+        """Return the passages of documents that are nearest to a query, best first.
+
+        Raises:
+            RetrievalUnavailable: Nothing can be retrieved now, or no model of this server drafts.
+        """
+        return await self._shared.search(tenant, documents, query, num_results)
+
+    async def list_chunks(self, tenant: str, document: DocumentRef) -> Sequence[Chunk]:
+        """Return the passages into which retrieval cuts a document, in their order."""
+        return await self._shared.list_chunks(tenant, document)
 
     async def check_health(self) -> None:
         """Answer Serve, which replaces a replica whose event loop stands still."""

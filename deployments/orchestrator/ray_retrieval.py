@@ -13,7 +13,7 @@ from cluster.circuit_breaker import CIRCUITS
 from cluster.remote_failures import failure_of
 from rapid.errors import DrafterUnavailable
 from rapid.messages import Document, DocumentRef, Reading, Tell, new_call_id
-from rapid.ports import Found
+from retrieval.context import RetrievedContext
 
 _SHORT_CHARS = 2**16  # a text within Ray's 100 KB for arguments in the call, which costs no wait
 _INDEXING_SHARE = 0.9  # of `retrieval_wait_s`; the rest is for the retriever's answer
@@ -41,7 +41,7 @@ class RayRetrieval:
         budget_tokens: int,
         *,
         tell: Tell | None = None,
-    ) -> Found:
+    ) -> RetrievedContext:
         """Return the passages that the drafter reads.
 
         If a replica is lost, the passages are asked for once more, which another one answers. If it
@@ -87,9 +87,11 @@ class RayRetrieval:
     async def _follow(
         self,
         call_id: str,
-        response: DeploymentResponseGenerator[Reading | Found | tuple[DocumentRef, ...] | None],
+        response: DeploymentResponseGenerator[
+            Reading | RetrievedContext | tuple[DocumentRef, ...] | None
+        ],
         tell: Tell | None,
-    ) -> Found | tuple[DocumentRef, ...] | None:
+    ) -> RetrievedContext | tuple[DocumentRef, ...] | None:
         """Return what a call finds, or the documents of which its replica lacks the text.
 
         None if the replica is silent and another one may answer.
@@ -122,7 +124,7 @@ class RayRetrieval:
                 if tell is not None:
                     tell(said)
             elif said is not None:
-                found: Found | tuple[DocumentRef, ...] = said
+                found: RetrievedContext | tuple[DocumentRef, ...] = said
                 return found
 
     @property

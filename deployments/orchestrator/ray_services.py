@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 from ray.serve.handle import DeploymentHandle
 
 from cluster.placement import num_queued
@@ -10,14 +13,26 @@ from deployments.orchestrator.lease_queue import LeaseQueue
 from deployments.orchestrator.ray_pools import RayPool
 from deployments.orchestrator.ray_retrieval import RayRetrieval
 from deployments.orchestrator.ray_verifiers import VerifierSettings
+from library.opening import LibraryAccess
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.services import Pools, Services
 from rapid.answering.sources import Drafts
 from rapid.checkpoints.text import ChatText
 from rapid.config import VllmConfig
-from rapid.errors import DrafterUnavailable, TargetUnavailable
+from rapid.documents import InlineDocuments
+from rapid.errors import (
+    DrafterUnavailable,
+    RetrievalPending,
+    RetrievalUnavailable,
+    TargetUnavailable,
+)
 from rapid.estimators import Patience
+from rapid.messages import DocumentRef
+from rapid.ports import DocumentResolver
 from rapid.speculation.pace.round_costs import RoundCosts
+from retrieval.chunking import Chunk, RetrievedChunk
+from retrieval.indexing import cut_document
+from retrieval.settings import RetrievalConfig
 
 
 class RayServices:
@@ -35,6 +50,7 @@ class RayServices:
         retriever: DeploymentHandle | None,
         target_text: ChatText,
         drafter_text: ChatText,
+        library: LibraryAccess | None = None,
     ) -> None:
         """Store the handles and texts, which stay while settings change.
 
@@ -44,9 +60,13 @@ class RayServices:
             retriever: The handle of the retriever; None if no model drafts.
             target_text: The target's tokenizer and chat template.
             drafter_text: The drafter's.
+            library: Where the texts of stored files are; None where none are stored.
         """
         self._target, self._drafter, self._retriever = target, drafter, retriever
         self._texts = target_text, drafter_text
+        self._resolver: DocumentResolver = library or InlineDocuments()
+        self._retrieval: RayRetrieval | None = None
+        self._chunking = RetrievalConfig()
         self._queues: dict[str, LeaseQueue] = {}
         self._patience: Patience | None = None
         self._prompts: RequestPrompts | None = None
@@ -108,11 +128,42 @@ class RayServices:
         retrieval, found = config.retriever.retrieval, None
         if self._retriever is not None:
             found = RayRetrieval(self._retriever, config.orchestrator.retrieval_wait_s)
+        self._retrieval, self._chunking = found, retrieval
         budget_tokens, budget_for = retrieval.budget_tokens, retrieval.budget_for
         if self._prompts is None:
             self._prompts = RequestPrompts(
-                *self._texts, found, budget_tokens=budget_tokens, budget_for=budget_for
+                *self._texts,
+                found,
+                budget_tokens=budget_tokens,
+                budget_for=budget_for,
+                resolver=self._resolver,
             )
         return self._prompts.with_retrieval(
             found, budget_tokens=budget_tokens, budget_for=budget_for
         )
+
+    async def search(
+        self, tenant: str, documents: Sequence[DocumentRef], query: str, num_results: int
+    ) -> Sequence[RetrievedChunk]:
+        """Return the passages of documents that are nearest to a query, best first.
+
+        Raises:
+            RetrievalUnavailable: Nothing can be retrieved now, or no model of this server drafts.
+        """
+        if self._retrieval is None:
+            raise RetrievalUnavailable("Nothing is searched here: no model of this server drafts.")
+        if not documents:
+            return []
+        longest = max(each.chunk_tokens or self._chunking.chunk_tokens for each in documents)
+        texts = await self._resolver.resolve(tenant, documents)
+        try:
+            found = await self._retrieval.retrieve(tenant, texts, query, num_results * longest)
+        except (DrafterUnavailable, RetrievalPending) as error:
+            raise RetrievalUnavailable(f"Nothing is retrieved now: {error}") from None
+        return sorted(found.chunks, key=lambda each: -each.score)[:num_results]
+
+    async def list_chunks(self, tenant: str, document: DocumentRef) -> Sequence[Chunk]:
+        """Return the passages into which retrieval cuts a document, in their order."""
+        (text,) = await self._resolver.resolve(tenant, [document])
+        offsets = self._texts[0].token_offsets
+        return await asyncio.to_thread(cut_document, text, self._chunking, offsets)

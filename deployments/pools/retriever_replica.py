@@ -11,7 +11,7 @@ from deployments.logs import log_with_serve
 from deployments.metrics import RetrieverMetrics
 from rapid.checkpoints.text import ChatText
 from rapid.errors import UnknownDocument
-from rapid.messages import DocumentRef, Reading
+from rapid.messages import Document, DocumentRef, Reading
 from retrieval import (
     EmbedderFailed,
     RetrievalConfig,
@@ -20,6 +20,7 @@ from retrieval import (
     Retriever,
     open_retriever,
 )
+from retrieval.indexing import key_of
 
 logger = logging.getLogger(__name__)
 
@@ -88,12 +89,42 @@ class RetrieverReplica:
         except UnknownDocument:
             yield (await self._open()).find_unknown(tenant, documents)
         except RetrievalError as error:
-            logger.warning("nothing is retrieved: %s: %s", type(error).__name__, error)
-            what = "The embedder" if isinstance(error, EmbedderFailed) else "The store of chunks"
-            raise RetrievalError(f"{what} failed; the retriever's log says why.") from None
+            raise self._failure(error) from None
         finally:
             finding.cancel()
             await asyncio.wait({finding})
+
+    async def index(
+        self, call_id: str, tenant: str, document: Document
+    ) -> AsyncGenerator[Reading | None]:
+        """Index a document and yield how far that is, and None as a sign of life.
+
+        Raises:
+            RetrievalError: As for `retrieve`.
+        """
+        news = asyncio.Queue[Reading | None]()
+
+        async def index() -> None:
+            await (await self._open()).index(tenant, [document], tell=news.put_nowait)
+
+        indexing = asyncio.create_task(index())
+        indexing.add_done_callback(lambda _: news.put_nowait(None))
+        try:
+            async for said in _with_signs(news):
+                yield said
+            indexing.result()
+        except RetrievalError as error:
+            raise self._failure(error) from None
+        finally:
+            indexing.cancel()
+            await asyncio.wait({indexing})
+
+    async def forget(self, tenant: str, document: DocumentRef) -> None:
+        """Delete a document's passages; one that is unknown is passed over."""
+        try:
+            await (await self._open()).forget(*key_of(tenant, document))
+        except RetrievalError as error:
+            raise self._failure(error) from None
 
     async def status(self) -> dict[str, Any]:
         """Return whether anything can be retrieved, and why not; the reason names the server."""
@@ -111,6 +142,12 @@ class RetrieverReplica:
         """Disconnect from the store; Serve awaits this when the replica stops."""
         if self._opening is not None:
             await (await self._opening).close()
+
+    @staticmethod
+    def _failure(error: RetrievalError) -> RetrievalError:
+        logger.warning("the retriever failed: %s: %s", type(error).__name__, error)
+        what = "The embedder" if isinstance(error, EmbedderFailed) else "The store of chunks"
+        return RetrievalError(f"{what} failed; the retriever's log says why.")
 
     async def _open(self) -> Retriever:
         if self._opening is None:

@@ -50,6 +50,7 @@ def test_the_application_has_five_deployments_and_its_ingress_is_http() -> None:
         "Target",
         "Drafter",
         "Retriever",
+        "Librarian",
     }
     assert application._bound_deployment.name == "Ingress"
 
@@ -69,13 +70,19 @@ def test_the_ingress_is_told_whether_the_target_is_embedded() -> None:
     real = embedded.target.engine.model_copy(update={"model": "/models/smol.gguf"})
     target = embedded.target.model_copy(update={"engine": real})
     for config in (embedded, embedded.model_copy(update={"target": target})):
-        told, _ = app.compose(config)._bound_deployment.init_args
+        told, *_ = app.compose(config)._bound_deployment.init_args
         assert told.cards["rapid-embedded"].is_embedded is (config is embedded)
 
 
 def test_a_model_that_drafts_for_itself_is_one_pool() -> None:
     config = check(ROOT / "serve_config.yaml").model_copy(update={"drafter": "target"})
-    assert set(graph(app.compose(config))) == {"Ingress", "Orchestrator", "Target", "Retriever"}
+    assert set(graph(app.compose(config))) == {
+        "Ingress",
+        "Orchestrator",
+        "Target",
+        "Retriever",
+        "Librarian",
+    }
 
 
 def test_prompt_lookup_is_one_pool_and_nothing_to_retrieve_with(tmp_path: Path) -> None:
@@ -86,8 +93,8 @@ def test_prompt_lookup_is_one_pool_and_nothing_to_retrieve_with(tmp_path: Path) 
     path = tmp_path / "lookup.yaml"
     path.write_text(yaml.safe_dump(file))
     config = check(path)
-    assert set(graph(app.compose(config))) == {"Ingress", "Orchestrator", "Target"}
-    assert set(config.pools) == {"ingress", "orchestrator", "target"}
+    assert set(graph(app.compose(config))) == {"Ingress", "Orchestrator", "Target", "Librarian"}
+    assert set(config.pools) == {"ingress", "orchestrator", "target", "librarian"}
 
 
 def test_a_replica_holds_as_many_leases_as_its_engine() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -15,7 +15,8 @@ from cluster.serve_internals import handle_before_start, transport
 from deployments.api.backend.readiness import Readiness
 from deployments.api.backend.service import Running, Tell, begin
 from rapid.errors import OrchestratorLost, Overloaded, RapidError
-from rapid.messages import Document, GenerateRequest, GenerationEvent
+from rapid.messages import Document, DocumentRef, GenerateRequest, GenerationEvent
+from retrieval.chunking import Chunk, RetrievedChunk
 
 _LOOK_S = 1.0  # between two looks at an orchestrator from which nothing comes
 _SILENT_LOOKS = 3  # as this process may have stood still itself, and hears the others one by one
@@ -117,6 +118,31 @@ class RemoteOrchestrator:
             return None
         finally:
             coming.cancel()
+
+    async def search(
+        self, tenant: str, documents: Sequence[DocumentRef], query: str, num_results: int
+    ) -> Sequence[RetrievedChunk]:
+        """Return the passages of documents that are nearest to a query; errors as for `begin`."""
+        found: Sequence[RetrievedChunk] = await self._call(
+            "search", tenant, documents, query, num_results
+        )
+        return found
+
+    async def list_chunks(self, tenant: str, document: DocumentRef) -> Sequence[Chunk]:
+        """Return the passages into which retrieval cuts a document; errors as for `begin`."""
+        found: Sequence[Chunk] = await self._call("list_chunks", tenant, document)
+        return found
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return await self._handle.options(method_name=method).remote(*arguments)
+        except Exception as error:
+            failure = failure_of(error)
+            if failure.kind is FailureKind.SATURATED:
+                raise Overloaded("The server is busy.") from error
+            if failure.is_loss:
+                raise OrchestratorLost("The orchestrator was lost: ask again.") from error
+            raise failure.cause from error
 
     async def ready(self) -> dict[str, Any]:
         """Return the state of pools and engines, as this process last saw it."""

@@ -11,7 +11,8 @@ from deployments.api.backend.service import GenerationService, Running, Tell
 from deployments.config.api_config import CanaryConfig
 from rapid.answering.document_keys import affinity_of
 from rapid.errors import OrchestratorLost, Overloaded, TargetUnavailable
-from rapid.messages import GenerateRequest
+from rapid.messages import DocumentRef, GenerateRequest
+from retrieval.chunking import Chunk, RetrievedChunk
 
 
 class WatchedService(GenerationService, Protocol):
@@ -70,6 +71,16 @@ class Routes:
                 pass
         running = await own.begin(request, tell)
         return replace(running, application=self._own_name) if canary else running
+
+    async def search(
+        self, tenant: str, documents: Sequence[DocumentRef], query: str, num_results: int
+    ) -> Sequence[RetrievedChunk]:
+        """Return what the retriever of the first model finds."""
+        return await self._own[0].search(tenant, documents, query, num_results)
+
+    async def list_chunks(self, tenant: str, document: DocumentRef) -> Sequence[Chunk]:
+        """Return the passages of the first model's retriever."""
+        return await self._own[0].list_chunks(tenant, document)
 
     async def ready(self) -> dict[str, Any]:
         """Return the state of this application, which answers whatever the other one cannot.

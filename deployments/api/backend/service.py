@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rapid.errors import EngineFailed
-from rapid.messages import GenerateRequest, GenerationEvent, Started
+from rapid.messages import DocumentRef, GenerateRequest, GenerationEvent, Started
+from retrieval.chunking import Chunk, RetrievedChunk
 
 Tell = Callable[[GenerationEvent], None]
 """Takes what is said before an answer begins, which is how far its documents are embedded."""
@@ -37,6 +38,20 @@ class GenerationService(Protocol):
         Raises:
             RapidError: The request is refused.
         """
+        ...
+
+    async def search(
+        self, tenant: str, documents: Sequence[DocumentRef], query: str, num_results: int
+    ) -> Sequence[RetrievedChunk]:
+        """Return the passages of documents that are nearest to a query, best first.
+
+        Raises:
+            RapidError: Nothing can be retrieved now.
+        """
+        ...
+
+    async def list_chunks(self, tenant: str, document: DocumentRef) -> Sequence[Chunk]:
+        """Return the passages into which retrieval cuts a document, in their order."""
         ...
 
     async def ready(self) -> dict[str, Any]:

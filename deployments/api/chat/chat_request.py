@@ -17,8 +17,11 @@ from pydantic import (
     Field,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
+from deployments.api.dialect import StoredNames
+from library.attribute_filters import AttributeFilter
 from rapid.messages import GenerateRequest, utc_day
 from rapid.requests import (
     MAX_NAME,
@@ -32,6 +35,8 @@ from rapid.requests import (
     someone_asks,
 )
 
+_MOST_NAMED = 1024  # files or vector stores of one request: as many as documents
+
 
 def _join_parts(content: object) -> object:
     """Join a list of text parts into one string; return other content unchanged."""
@@ -43,8 +48,11 @@ def _join_parts(content: object) -> object:
     for part in content:
         if not isinstance(part, dict):
             refuse("content", "has a part that is no object: write it as {'type': 'text', ...}")
+        if part.get("type") == "file":
+            continue  # `ChatMessage` has its id
         if part.get("type") != "text":
-            refuse("content", f"has a part of type {part.get('type')!r}: only 'text' is supported")
+            what = "only 'text' and 'file' are supported"
+            refuse("content", f"has a part of type {part.get('type')!r}: {what}")
         if not isinstance(part.get("text"), str):
             refuse("content", "has a text part without a string 'text'")
         texts.append(part["text"])
@@ -55,12 +63,39 @@ class _Body(Fields):
     model_config = ConfigDict(extra="ignore")
 
 
+def _ids_of_files(parts: object) -> object:
+    """Return the ids of a message's parts of type ``file``."""
+    ids = []
+    for part in parts if isinstance(parts, list) else ():
+        if isinstance(part, dict) and part.get("type") == "file":
+            file = part.get("file")
+            file_id = file.get("file_id") if isinstance(file, dict) else None
+            if not isinstance(file_id, str):
+                refuse("content", "has a file without a string 'file_id': upload it to /v1/files")
+            ids.append(file_id)
+    return tuple(ids)
+
+
 class ChatMessage(Turn):
-    """A message of the conversation."""
+    """A message of the conversation.
+
+    Attributes:
+        file_ids: The stored files that parts of its content name.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
     content: Annotated[Text, BeforeValidator(_join_parts)]
+    file_ids: Annotated[tuple[str, ...], BeforeValidator(_ids_of_files)] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_parts(cls, message: object) -> object:
+        if isinstance(message, dict):
+            message = {k: v for k, v in message.items() if k != "file_ids"}
+            if isinstance(content := message.get("content"), list):
+                message["file_ids"] = content
+        return message
 
 
 class StreamOptions(_Body):
@@ -84,6 +119,9 @@ class RapidOptions(MethodFields):
     """The ``rapid`` object of a request."""
 
     documents: Documents | None = None
+    file_ids: Annotated[list[str], Field(max_length=_MOST_NAMED)] | None = None
+    vector_store_ids: Annotated[list[str], Field(max_length=_MOST_NAMED)] | None = None
+    filters: AttributeFilter | None = None
     date: Annotated[datetime.date | None, BeforeValidator(_as_day)] = None
     explain: Literal["tokens", "none"] | None = None
     progress: bool | None = None
@@ -138,6 +176,18 @@ class ChatRequest(SamplingFields):
     def says_progress(self) -> bool:
         """Whether a stream has comments that say how far the server is."""
         return bool(self.rapid and self.rapid.progress)
+
+    @property
+    def stored(self) -> StoredNames | None:
+        """The stored documents that the request names; None for none."""
+        rapid = self.rapid or RapidOptions()
+        in_messages = [each for message in self.messages for each in message.file_ids]
+        names = StoredNames(
+            tuple(dict.fromkeys([*in_messages, *(rapid.file_ids or ())])),
+            tuple(dict.fromkeys(rapid.vector_store_ids or ())),
+            rapid.filters,
+        )
+        return names if names.file_ids or names.store_ids else None
 
     @property
     def num_chars(self) -> tuple[int, int]:

@@ -132,7 +132,7 @@ def parse_chat_request(body: bytes, config: ApiConfig = _USUAL) -> ChatRequest:
         BadRequest: If the body is invalid; it names the first invalid field.
     """
     check_body(body, config.max_messages)
-    fields = _parse_json(body)
+    fields = parse_json(body)
     if not isinstance(fields, dict):
         raise BadRequest("The request body must be a JSON object.")
     for name, value in fields.items():
@@ -245,7 +245,7 @@ def _asks_for_nothing(value: object, usual: tuple[Any, ...]) -> bool:
     )
 
 
-def _parse_json(body: bytes) -> object:
+def parse_json(body: bytes) -> object:
     """Decode the body; NaN and Infinity are left to validation, whose errors name the field."""
     try:
         return json.loads(body.decode("utf-8-sig"))  # some texts begin with a byte order mark

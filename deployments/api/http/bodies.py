@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -113,7 +114,7 @@ class Bodies:
         num_bytes = 0
         try:
             self._check_size(tenant, 0, int(declared) if declared.isdecimal() else 0)
-            async with aclosing(self._parts(request, tenant)) as coming:
+            async with aclosing(self._parts(request, tenant, self._pace)) as coming:
                 async for part in coming:
                     self._check_size(tenant, num_bytes, len(part))
                     num_bytes += len(part)
@@ -123,6 +124,33 @@ class Bodies:
         finally:
             self._num_bytes[tenant] -= num_bytes
             self._num_bytes += Counter()  # forgets tenants that have none
+
+    async def upload(self, request: Request, tenant: str, max_bytes: int) -> AsyncGenerator[bytes]:
+        """Yield the parts of a form with a file, which may take as long as it keeps its rate.
+
+        Raises:
+            BadRequest: The body is no form.
+            BodyTooLarge: It has more than `max_bytes` bytes.
+            BodyTooSlow: It came too slowly.
+            Overloaded: There is no room to read it.
+            TooManyRequests: The same, because of other bodies of the tenant.
+        """
+        _check_type(request.headers, ("multipart/form-data",))
+        declared = request.headers.get("content-length", "")
+        num_bytes = int(declared) if declared.isdecimal() else 0
+        pace = replace(self._pace, longest_s=math.inf)
+        async with aclosing(self._parts(request, tenant, pace)) as coming:
+            if num_bytes <= max_bytes:
+                num_bytes = 0
+                async for part in coming:
+                    num_bytes += len(part)
+                    if num_bytes > max_bytes:
+                        break
+                    yield part
+        if num_bytes > max_bytes:
+            raise BodyTooLarge(
+                f"The form is over the limit of {max_bytes} bytes: send a smaller file.", "file"
+            )
 
     def _check_size(self, tenant: str, num_before: int, num_more: int) -> None:
         if num_before + num_more > self._max_bytes:
@@ -134,13 +162,13 @@ class Bodies:
                 self._admission.next_place_s(),
             )
 
-    async def _parts(self, request: Request, tenant: str) -> AsyncGenerator[bytes]:
+    async def _parts(self, request: Request, tenant: str, pace: BodyPace) -> AsyncGenerator[bytes]:
         """Yield the parts of a body as long as it keeps its pace."""
         began, num_bytes, is_slow = self._clock(), 0, False
         with self._admission.room_to_read(tenant), ExitStack() as slowly:
             while not _has_ended(request):
-                due_s = self._pace.patience_s + num_bytes / self._pace.bytes_per_s
-                due_s = min(due_s, self._pace.longest_s) if is_slow else self._pace.quick_s
+                due_s = pace.patience_s + num_bytes / pace.bytes_per_s
+                due_s = min(due_s, pace.longest_s) if is_slow else pace.quick_s
                 part = await _next_part(request, began + due_s - self._clock())
                 if part is not None:
                     num_bytes += len(part)

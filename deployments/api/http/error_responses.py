@@ -18,6 +18,7 @@ _TABLE: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.UnsupportedEncoding: (415, _INVALID, "unsupported_encoding"),
     errors.UnknownModel: (404, _INVALID, None),
     errors.UnknownDocument: (404, _INVALID, "document_not_found"),
+    errors.DocumentNotReady: (409, _INVALID, "document_not_ready"),
     errors.BadRequest: (400, _INVALID, None),
     errors.Unauthorized: (401, "authentication_error", "invalid_api_key"),
     errors.TooManyRequests: (429, "rate_limit_error", "rate_limit_exceeded"),
@@ -32,6 +33,8 @@ _TABLE: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.EngineFailed: (500, _SERVER, "engine_failed"),
     errors.OutOfStep: (500, _SERVER, "engine_failed"),
     errors.ConfigurationError: (500, _SERVER, "configuration_error"),
+    errors.LibraryFull: (507, _SERVER, "library_full"),
+    errors.LibraryUnavailable: (503, _SERVER, "library_unavailable"),
     errors.RapidError: (503, _SERVER, None),
 }
 _BUG = (500, _SERVER, "internal_error")

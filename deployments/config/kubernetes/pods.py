@@ -22,6 +22,7 @@ POOL_LABEL = "rapid-serve/pool"
 APP_LABELS = {"app.kubernetes.io/part-of": "rapid-serve"}
 HTTP_PORT = 8000  # of Ray Serve, as KubeRay expects it
 KEYS_FILE = "/etc/rapid/secrets/api_keys"
+LIBRARY_FOLDER = "/var/lib/rapid"
 
 _METRICS_PORT = 8080  # of Ray's metrics, as KubeRay sets it
 _MODELS = "/models"
@@ -191,12 +192,20 @@ def _volumes(config: ApplicationConfig, parts: Collection[str]) -> list[tuple[Js
     if parts and not is_in_the_image(config):
         claim = {"persistentVolumeClaim": {"claimName": "rapid-models"}}
         volumes.append(({"name": "models", "mountPath": _MODELS}, claim))
+    if "librarian" in parts and has_folder(config):
+        claim = {"persistentVolumeClaim": {"claimName": "rapid-library"}}
+        volumes.append(({"name": "library", "mountPath": LIBRARY_FOLDER}, claim))
     for name in sorted(config.engine_parts.keys() & parts):
         folder = config.engine_parts[name].settings.engine.disk_cache_folder
         if folder is not None and all(str(folder) != each["mountPath"] for each, _ in volumes):
             volume = f"{name}-kv".replace(".", "-")  # which Kubernetes asks for
             volumes.append(({"name": volume, "mountPath": str(folder)}, {"emptyDir": {}}))
     return volumes
+
+
+def has_folder(config: ApplicationConfig) -> bool:
+    """Return whether files are kept in a folder of the one node."""
+    return config.library is not None and config.library.database is None
 
 
 def _environment(config: ApplicationConfig, parts: Collection[str]) -> list[Json]:

@@ -28,10 +28,12 @@ from deployments.config.kubernetes.pods import (
     APP_LABELS,
     HTTP_PORT,
     KEYS_FILE,
+    LIBRARY_FOLDER,
     POOL_LABEL,
     SECRETS,
     NodeGroup,
     autoscaler_options,
+    has_folder,
     head_template,
     worker_template,
 )
@@ -79,6 +81,10 @@ def manifests(path: Path, name: str) -> dict[str, str]:
                 "leave it out, or set num_gpus"
             )
     groups = node_groups(config)
+    if groups and has_folder(config):
+        raise ConfigurationError(
+            "library: several nodes cannot share a folder: set library.database and library.blobs"
+        )
     header = f"# Made by `rapid manifests {path} {name}`: change the configuration instead.\n"
     service = _ray_service(name, config, groups, _serve_config(settings, config, groups))
     budgets = disruption_budgets(name, groups)
@@ -140,6 +146,8 @@ def _serve_config(
     args = applications_of(changed)[0]["args"]
     if not config.api.has_keys:
         args.setdefault("api", {})["keys_file"] = KEYS_FILE
+    if has_folder(config):
+        args["library"] = (args["library"] or {}) | {"folder": LIBRARY_FOLDER}
     names = {group.name for group in groups}
     for name, part in config.parts.items() if groups else ():
         section = args

@@ -16,6 +16,8 @@ from tests.deployments.scripted import STARTED, ScriptedOrchestrator
 
 
 class PlainQuestion:
+    stored = None
+
     def field_of(self, param: str | None) -> str | None:
         return param
 

@@ -87,6 +87,7 @@ class TestShipped:
         settings, _ = serve_config(name)
         (ours,) = settings["applications"]
         del ours["args"]["api"]["keys_file"]
+        ours["args"].get("library", {}).pop("folder", None)
         for section in ours["args"].values():
             if isinstance(section, dict) and "pool" in section:
                 section["pool"].pop("node_labels", None)
@@ -447,3 +448,12 @@ class TestBase:
     def test_the_kustomization_lists_its_files(self) -> None:
         listed = set(self.of("Kustomization")["resources"])
         assert listed == {p.name for p in (KUBERAY / "base").iterdir()} - {"kustomization.yaml"}
+
+
+def test_several_nodes_do_not_share_a_folder(tmp_path: Path) -> None:
+    settings = yaml.safe_load((ROOT / SHIPPED["one-gpu"]).read_text())
+    settings["applications"][0]["args"]["library"] = {"folder": "/files"}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    with pytest.raises(ConfigurationError, match=r"set library\.database and library\.blobs"):
+        manifests(path, "a")

@@ -66,11 +66,11 @@ def test_each_model_has_an_orchestrator_and_they_share_what_they_name() -> None:
         settings, *handles = nodes[f"Orchestrator-{name}"]._bound_deployment.init_args
         assert settings.api.model == name
         of = [nodes[part] for part in (f"Target-{name}", "Engines-quick", "Retriever")]
-        assert all(given is each for given, each in zip(handles, of, strict=True))
+        assert all(given is each for given, each in zip(handles, [*of, None], strict=True))
     labels = {name: node._bound_deployment.init_args[-1] for name, node in nodes.items()}
     assert (labels["Engines-quick"], labels["Target-small"]) == ("quick", "small")
     assert labels["Retriever"] == ""
-    settings, *orchestrators = nodes["Ingress"]._bound_deployment.init_args
+    settings, _, _, *orchestrators = nodes["Ingress"]._bound_deployment.init_args
     assert [*settings.cards] == ["small", "large"]
     names = [each._bound_deployment.name for each in orchestrators]
     assert names == ["Orchestrator-small", "Orchestrator-large"]

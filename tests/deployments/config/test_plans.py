@@ -25,17 +25,20 @@ PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 POOL = {"num_gpus": 1, "max_replicas": 2}
 STORE = {"kind": "server", "url": "https://qdrant:6333"}
 EMBEDDER = {"kind": "bge-m3"}
+LIBRARY = {"database": "postgresql://db/rapid", "blobs": "s3://files"}
 CONFIG = ServeConfig.model_validate(
     {
         "target": {"engine": {"model": "/models/target"}, "pool": POOL},
         "drafter": {"engine": {"model": "/models/drafter"}, "pool": POOL},
         "retriever": {"retrieval": {"store": STORE, "embedder": EMBEDDER}, "pool": POOL},
         "orchestrator": {"pool": POOL},
+        "library": {"pool": POOL, **LIBRARY},
         "api": {"pool": POOL},
     }
 )
 OTHERS = {
     "keys_file": Path("keys.json"),
+    "folder": Path("/elsewhere"),
     "node_labels": {"rapid-pool": "other"},
     "quantization": "int8",
     "embedder": LexicalEmbedderConfig(),
@@ -49,6 +52,7 @@ DEPLOYMENTS = {
     "drafter": "Drafter",
     "retriever": "Retriever",
     "orchestrator": "Orchestrator",
+    "library": "Librarian",
     "api": "Ingress",
 }
 
@@ -88,6 +92,7 @@ SETTINGS = [
     each
     for each in leaves(CONFIG)
     if each != "api.models"  # which follows from the others
+    if each != "library.pool.first_token_goal_s"  # of engines
     if not each.endswith(("engine_cpus", "nodes")) or each.startswith(("target", "drafter"))
 ]
 
@@ -172,15 +177,18 @@ def test_every_row_is_about_a_setting() -> None:
 @pytest.mark.parametrize(
     ("drafter", "done"),
     [
-        ("target", {"Drafter": "ends", "Orchestrator": "rolls"}),
-        ("prompt_lookup", {"Drafter": "ends", "Retriever": "ends", "Orchestrator": "rolls"}),
+        ("target", {"Drafter": "ends"}),
+        ("prompt_lookup", {"Drafter": "ends", "Retriever": "ends", "Librarian": "rolls"}),
     ],
 )
 def test_another_kind_of_drafter(drafter: str, done: dict[str, str]) -> None:
-    assert rows()[drafter] == "rolls Orchestrator, starts or ends Drafter and Retriever"
+    assert rows()[drafter] == (
+        "rolls Orchestrator, starts or ends Drafter and Retriever, whose end rolls Librarian"
+    )
+    done = done | {"Orchestrator": "rolls"}
     new = CONFIG.model_copy(update={"drafter": drafter})
     assert effects(deployment_plans(CONFIG), deployment_plans(new)) == done
-    assert restarted(CONFIG, new) == {"Orchestrator"}
+    assert restarted(CONFIG, new) == {name for name, each in done.items() if each == "rolls"}
 
 
 def test_a_model_that_is_not_embedded_any_more() -> None:

@@ -1,0 +1,1 @@
+"""The routes of files and vector stores, as OpenAI's SDK calls them."""

@@ -1,0 +1,120 @@
+"""The bodies of requests about files and vector stores, validated strictly."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from library.attribute_filters import AttributeFilter
+from library.vector_stores import AUTO
+from rapid.requests import Fields, Text, refuse
+
+_MOST_FILES = 500  # of one request, as OpenAI's
+
+
+class StoreExpiry(Fields):
+    """When a vector store expires."""
+
+    anchor: Literal["last_active_at"]
+    days: int = Field(ge=1, le=365)
+
+
+class StaticChunks(Fields):
+    """Sizes of passages, in tokens."""
+
+    max_chunk_size_tokens: int = Field(ge=16, le=4096)
+    chunk_overlap_tokens: int = Field(0, ge=0)
+
+
+class Chunking(Fields):
+    """How texts are cut into passages, which do not overlap: see ``docs/api.md``."""
+
+    type: Literal["auto", "static"]
+    static: StaticChunks | None = None
+
+    def resolve(self) -> dict[str, Any]:
+        """Return the strategy as it is carried out."""
+        if self.static is None:
+            return AUTO
+        tokens = self.static.max_chunk_size_tokens
+        sizes = {"max_chunk_size_tokens": tokens, "chunk_overlap_tokens": 0}
+        return {"type": "static", "static": sizes}
+
+
+def _has_its_sizes(chunking: Chunking) -> Chunking:
+    if (chunking.type == "static") != (chunking.static is not None):
+        refuse("chunking", "needs 'static' with type 'static', and only then")
+    return chunking
+
+
+ChunkingStrategy = Annotated[Chunking, AfterValidator(_has_its_sizes)]
+
+
+def _short(facts: dict[str, str]) -> dict[str, str]:
+    if len(facts) > 16 or any(len(k) > 64 or len(v) > 512 for k, v in facts.items()):
+        refuse("metadata", "may have 16 entries, with keys of 64 and values of 512 characters")
+    return facts
+
+
+Metadata = Annotated[dict[Text, Text], AfterValidator(_short)]
+Attributes = dict[Text, bool | int | float | str]
+FileIds = Annotated[list[str], Field(max_length=_MOST_FILES)]
+
+
+class NewStore(Fields):
+    """The body of ``POST /v1/vector_stores``."""
+
+    name: Text | None = Field(None, max_length=256)
+    description: Text | None = None
+    file_ids: FileIds | None = None
+    chunking_strategy: ChunkingStrategy | None = None
+    expires_after: StoreExpiry | None = None
+    metadata: Metadata | None = None
+
+
+class ChangedStore(Fields):
+    """The body of ``POST /v1/vector_stores/{id}``."""
+
+    name: Text | None = Field(None, max_length=256)
+    expires_after: StoreExpiry | None = None
+    metadata: Metadata | None = None
+
+
+class NewStoreFile(Fields):
+    """The body of ``POST /v1/vector_stores/{id}/files``."""
+
+    file_id: str
+    attributes: Attributes | None = None
+    chunking_strategy: ChunkingStrategy | None = None
+
+
+class ChangedStoreFile(Fields):
+    """The body of ``POST /v1/vector_stores/{id}/files/{file_id}``."""
+
+    attributes: Attributes
+
+
+class NewBatch(Fields):
+    """The body of ``POST /v1/vector_stores/{id}/file_batches``."""
+
+    file_ids: FileIds = Field(min_length=1)
+    attributes: Attributes | None = None
+    chunking_strategy: ChunkingStrategy | None = None
+
+
+class RankingOptions(Fields):
+    """How results are ranked."""
+
+    ranker: str | None = None
+    score_threshold: float | None = None
+
+
+class StoreSearch(Fields):
+    """The body of ``POST /v1/vector_stores/{id}/search``."""
+
+    query: Text | list[Text]
+    filters: AttributeFilter | None = None
+    max_num_results: int = Field(10, ge=1, le=50)
+    ranking_options: RankingOptions | None = None
+    rewrite_query: bool | None = None

@@ -1,0 +1,1 @@
+"""Files and vector stores of tenants: what they uploaded, what became of it, and who may see it."""

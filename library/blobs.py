@@ -1,0 +1,116 @@
+"""The bytes of files, by name, in a folder or an object store (https://developmentseed.org/obstore).
+
+Names have the form ``kind/id``. What is put is whole or absent, also after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, from_url
+
+from rapid.errors import LibraryFull, LibraryUnavailable
+
+_PART_BYTES = 2**20  # of a download that is not kept in memory
+
+
+class BlobFacts(NamedTuple):
+    """What a listing says of a blob: its name, its bytes, and when it was put (seconds, epoch)."""
+
+    name: str
+    num_bytes: int
+    put_at: float
+
+
+class Blobs:
+    """Bytes by name."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> Blobs:
+        """Return the blobs in a folder, which is made if it is not there."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return cls(LocalStore(folder.absolute(), automatic_cleanup=False))
+
+    @classmethod
+    def at(cls, url: str) -> Blobs:
+        """Return the blobs at a URL such as ``s3://bucket/prefix``."""
+        return cls(from_url(url))
+
+    async def put(self, name: str, content: bytes | IO[bytes]) -> None:
+        """Keep bytes, or all of a file from its beginning, under a name.
+
+        Raises:
+            LibraryFull: There is no room.
+            LibraryUnavailable: The store does not answer.
+        """
+        with _errors_named():
+            if not isinstance(content, bytes):
+                content.seek(0)
+            await obstore.put_async(self._store, name, content)
+
+    async def read(self, name: str) -> bytes:
+        """Return the bytes of a name.
+
+        Raises:
+            FileNotFoundError: There are none.
+            LibraryUnavailable: The store does not answer.
+        """
+        with _errors_named():
+            found = await obstore.get_async(self._store, name)
+            return bytes(await found.bytes_async())
+
+    async def stream(self, name: str) -> AsyncIterator[bytes]:
+        """Yield the bytes of a name in parts; errors are those of `read`."""
+        with _errors_named():
+            found = await obstore.get_async(self._store, name)
+            async for part in found.stream(min_chunk_size=_PART_BYTES):
+                yield bytes(part)
+
+    async def download(self, name: str, path: Path) -> None:
+        """Write the bytes of a name to a file; errors are those of `read`."""
+        with _errors_named():
+            await asyncio.to_thread(self._download, name, path)
+
+    def _download(self, name: str, path: Path) -> None:
+        with path.open("wb") as copy:
+            for part in obstore.get(self._store, name).stream(min_chunk_size=_PART_BYTES):
+                copy.write(part)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete names; those that are not there are passed over."""
+        with _errors_named():
+            for name in names:
+                with suppress(FileNotFoundError):
+                    await obstore.delete_async(self._store, name)
+
+    async def list_blobs(self, prefix: str = "") -> list[BlobFacts]:
+        """Return all blobs whose names begin with a folder."""
+        found: list[BlobFacts] = []
+        with _errors_named():
+            async for part in obstore.list(self._store, prefix or None):
+                found += [
+                    BlobFacts(each["path"], each["size"], each["last_modified"].timestamp())
+                    for each in part
+                ]
+        return found
+
+
+@contextmanager
+def _errors_named() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (BaseError, OSError) as error:
+        if "No space left" in str(error):
+            raise LibraryFull("The library's disk is full: delete files, then again.") from error
+        raise LibraryUnavailable("The library's store of files does not answer.") from error

@@ -1,0 +1,253 @@
+"""The work on files in the background: they are read, indexed, and deleted, by jobs.
+
+::
+
+    uploaded ──read──> processed ──index, for each vector store──> completed
+                └────> error (the file cannot be read)     └────> failed
+    deleting ──delete──> bytes, text, vectors and rows are gone
+
+Each step keeps its result and ends its job in one transaction: a worker that dies in between leaves
+a job that another one does again, and what it had put under a name is put there once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from library.jobs import LEASE_S, Jobs
+from library.opening import Library
+from library.parsing import ParsedText, UnreadableFile, parse_file
+from library.schema import FileRow, JobRow, StoreFileRow
+from library.stored_files import layout_of, original_of, text_of
+from rapid.errors import RapidError
+from rapid.messages import Document, DocumentRef, Reading, Tell
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5  # between two looks at the jobs while there are none
+_SWEEP_S = 30.0  # between two looks for what has expired
+_MOST_ATTEMPTS = 5
+_AGAIN_S = 5.0  # after a failure that may pass, times the attempts so far
+_UNREAD_S = 0.2  # between two looks of an index job at a file that is not read yet
+
+
+class DocumentIndex(Protocol):
+    """A search index over texts."""
+
+    async def index(self, tenant: str, document: Document, tell: Tell) -> None:
+        """Add a document; one that is there already is left as it is."""
+        ...
+
+    async def forget(self, tenant: str, document: DocumentRef) -> None:
+        """Delete a document; one that is not there is passed over."""
+        ...
+
+
+class Ingestion:
+    """A worker for the jobs of a library; there may be several of one library."""
+
+    def __init__(
+        self,
+        library: Library,
+        index: DocumentIndex | None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            library: Where the files are.
+            index: Where texts are indexed; None where nothing is searched.
+            clock: Seconds since the epoch.
+        """
+        self._library, self._index = library, index
+        self._jobs = Jobs(library.database, clock)
+        self._clock = clock
+        self._owner = secrets.token_hex(8)
+
+    async def run(self) -> None:
+        """Do jobs as they come, and delete what expires, until this is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._library.config.workers):
+                group.create_task(self._work())
+            group.create_task(self._sweep())
+
+    async def drain(self) -> None:
+        """Do jobs one after the other until none is due."""
+        while await self._do_next():
+            pass
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                has_done = await self._do_next()
+            except RapidError as error:
+                _log.warning("the library is away: %s", error)
+                has_done = False
+            if not has_done:
+                await asyncio.sleep(_LOOK_S)
+
+    async def _do_next(self) -> bool:
+        """Do the next job; return whether there was one."""
+        job = await self._jobs.claim(self._owner)
+        if job is None:
+            return False
+        renewing = asyncio.create_task(self._renew(job))
+        doing = asyncio.create_task(self._do(job))
+        try:
+            await asyncio.wait({renewing, doing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (renewing, doing):
+                task.cancel()
+            await asyncio.wait({renewing, doing})
+        if doing.cancelled():
+            _log.warning("job %s of %s went to another worker", job.kind, job.file_id)
+        elif (error := doing.exception()) is not None:
+            await self._fail(job, error)
+        return True
+
+    async def _renew(self, job: JobRow) -> None:
+        while True:
+            await asyncio.sleep(LEASE_S / 3)
+            if not await self._jobs.renew(job):
+                return
+
+    async def _do(self, job: JobRow) -> None:
+        steps = {"read": self._read, "index": self._add_to_index, "delete": self._delete}
+        await steps[job.kind](job)
+
+    async def _fail(self, job: JobRow, error: BaseException) -> None:
+        """Do a job again later; after several attempts say that it failed."""
+        _log.warning("job %s of %s failed: %r", job.kind, job.file_id, error)
+        if job.attempts < _MOST_ATTEMPTS or job.kind == "delete":
+            await self._jobs.postpone(job, _AGAIN_S * min(job.attempts, _MOST_ATTEMPTS))
+            return
+        what = "It failed several times for a reason on the server's side; its log says which."
+        async with self._library.database.write() as session:
+            if await self._jobs.finish(session, job):
+                await self._note_failure(session, job, "server_error", what)
+
+    async def _note_failure(
+        self, session: AsyncSession, job: JobRow, code: str, message: str
+    ) -> None:
+        row: FileRow | StoreFileRow | None
+        if job.kind == "read":
+            row = await session.get(FileRow, job.file_id)
+            status = "error"
+        else:
+            row = await session.get(StoreFileRow, (job.store_id, job.file_id))
+            status = "failed"
+        if row is not None:
+            row.status, row.error_code, row.error_message = status, code, message
+
+    async def _read(self, job: JobRow) -> None:
+        """Read a file's text and pages out of its bytes."""
+        async with self._library.database.read() as session:
+            file = await session.get(FileRow, job.file_id)
+        if file is None or file.status != "uploaded":
+            async with self._library.database.write() as session:
+                await self._jobs.finish(session, job)
+            return
+        try:
+            parsed = await self._parse(job, file)
+        except UnreadableFile as error:
+            async with self._library.database.write() as session:
+                if await self._jobs.finish(session, job):
+                    await self._note_failure(session, job, error.code or "", str(error))
+            return
+        document = Document(file.filename, parsed.text)
+        await self._library.blobs.put(layout_of(file.id), parsed.layout.to_bytes())
+        await self._library.blobs.put(text_of(file.id), parsed.text.encode())
+        async with self._library.database.write() as session:
+            row = await session.get(FileRow, job.file_id)
+            if not await self._jobs.finish(session, job) or row is None:
+                return
+            if row.status == "uploaded":
+                row.status = "processed"
+            row.media_type, row.digest = parsed.media_type, document.digest
+            row.num_chars, row.num_pages = document.num_chars, len(parsed.layout.pages)
+
+    async def _parse(self, job: JobRow, file: FileRow) -> ParsedText:
+        def tell(num_done: int, num_all: int) -> None:
+            job.num_done, job.num_all = num_done, num_all
+
+        config = self._library.config
+        with tempfile.TemporaryDirectory(prefix="rapid-file-") as folder:
+            path = Path(folder, "original")
+            await self._library.blobs.download(original_of(file.id), path)
+            return await parse_file(path, file.filename, config.parsing_limits, tell)
+
+    async def _add_to_index(self, job: JobRow) -> None:
+        """Index the text of a file for a vector store."""
+        async with self._library.database.read() as session:
+            file = await session.get(FileRow, job.file_id)
+            entry = await session.get(StoreFileRow, (job.store_id, job.file_id))
+        is_wanted = entry is not None and entry.status == "in_progress"
+        if file is not None and file.status == "uploaded" and is_wanted:
+            await self._jobs.postpone(job, _UNREAD_S)
+            return
+        text = ""
+        if file is not None and file.status == "processed" and is_wanted:
+            text = (await self._library.blobs.read(text_of(file.id))).decode()
+            if self._index is not None:
+
+                def tell(reading: Reading) -> None:
+                    job.num_done, job.num_all = reading.num_read, reading.num_all
+
+                await self._index.index(job.tenant, Document(file.filename, text), tell)
+        async with self._library.database.write() as session:
+            if not await self._jobs.finish(session, job) or not is_wanted or file is None:
+                return
+            if file.status == "error":
+                code, message = file.error_code or "server_error", file.error_message or ""
+                await self._note_failure(session, job, code, message)
+                return
+            row = await session.get(StoreFileRow, (job.store_id, job.file_id))
+            if row is not None and row.status == "in_progress":
+                row.status, row.usage_bytes = "completed", len(text.encode())
+
+    async def _delete(self, job: JobRow) -> None:
+        """Delete everything of a file: bytes, text, vectors, and at last its row."""
+        async with self._library.database.read() as session:
+            file = await session.get(FileRow, job.file_id)
+            others = 0
+            if file is not None and file.digest is not None:
+                same = select(FileRow.id).where(
+                    FileRow.tenant == file.tenant,
+                    FileRow.digest == file.digest,
+                    FileRow.filename == file.filename,
+                    FileRow.id != file.id,
+                    FileRow.status != "deleting",
+                )
+                others = len((await session.scalars(same)).all())
+        if file is not None:
+            if file.digest is not None and not others:
+                self._library.documents.forget(file.tenant, file.digest)
+                if self._index is not None:
+                    ref = DocumentRef(file.filename, file.digest, file.num_chars or 0)
+                    await self._index.forget(file.tenant, ref)
+            names = [original_of(file.id), text_of(file.id), layout_of(file.id)]
+            await self._library.blobs.delete(names)
+        async with self._library.database.write() as session:
+            if await self._jobs.finish(session, job) and file is not None:
+                row = await session.get(FileRow, file.id)
+                if row is not None:
+                    await session.delete(row)
+        await self._library.database.forget_deleted()
+
+    async def _sweep(self) -> None:
+        while True:
+            with contextlib.suppress(RapidError):
+                await self._library.delete_expired(self._clock())
+            await asyncio.sleep(_SWEEP_S)

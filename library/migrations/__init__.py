@@ -1,0 +1,1 @@
+"""The versions of the library's tables, in Alembic's form."""

@@ -1,0 +1,24 @@
+"""Uploaded files as text that models read, with the way back to pages, lines and boxes.
+
+A service calls `parse_file`, which reads a file in a process of its own; a script that trusts its
+files calls `read_text`.
+"""
+
+from library.parsing.layout import Box, Layout, Location, PageExtent, ParsedText
+from library.parsing.parsing_limits import ParsingLimits
+from library.parsing.parsing_process import parse_file
+from library.parsing.reading import read_text
+from library.parsing.unreadable_file import UnreadableCode, UnreadableFile
+
+__all__ = [
+    "Box",
+    "Layout",
+    "Location",
+    "PageExtent",
+    "ParsedText",
+    "ParsingLimits",
+    "UnreadableCode",
+    "UnreadableFile",
+    "parse_file",
+    "read_text",
+]

@@ -1,0 +1,87 @@
+"""What reading one file may cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from library.parsing.unreadable_file import UnreadableFile
+
+Progress = Callable[[int, int], None]  # pages done, pages
+
+
+@dataclass(frozen=True, slots=True)
+class ParsingLimits:
+    """What reading one file may cost.
+
+    Attributes:
+        file_bytes: Size of the file.
+        pages: Pages of a PDF.
+        text_chars: Characters of the text.
+        unpacked_bytes: What the parts of a DOCX file that hold text unpack to.
+        memory_bytes: Address space of the process that reads; without a file it takes 80 MiB.
+        cpu_s: Its seconds of computing.
+        wall_s: Its seconds in all.
+    """
+
+    file_bytes: int = 512 << 20
+    pages: int = 20_000
+    text_chars: int = 20_000_000
+    unpacked_bytes: int = 256 << 20
+    memory_bytes: int = 1 << 30
+    cpu_s: int = 300
+    wall_s: float = 600.0
+
+    def check_size(self, num_bytes: int) -> None:
+        """Refuse a file by its size, before anything of it is read."""
+        if not num_bytes:
+            raise empty_file()
+        if num_bytes > self.file_bytes:
+            raise UnreadableFile(
+                f"The file has {num_bytes} bytes; at most {self.file_bytes} are read. Split it.",
+                "file_too_large",
+            )
+
+    def check_pages(self, num_pages: int) -> None:
+        """Refuse a PDF by its number of pages."""
+        if num_pages > self.pages:
+            raise UnreadableFile(
+                f"The PDF has {num_pages} pages; at most {self.pages} are read. Split it.",
+                "parsing_limit",
+            )
+
+    def check_text(self, num_chars: int) -> None:
+        """Refuse a file by how much text it has."""
+        if num_chars > self.text_chars:
+            raise UnreadableFile(
+                f"The file has more than {self.text_chars} characters of text. Split it.",
+                "parsing_limit",
+            )
+
+    def exceed(self, what: str) -> UnreadableFile:
+        """Return the error of a file whose reading took more of something than it may."""
+        return UnreadableFile(
+            f"Reading the file takes more than {what}. Split it, or save it again in a simpler "
+            "form.",
+            "parsing_limit",
+        )
+
+    @property
+    def text_bytes(self) -> int:
+        """What a text within the limits takes in any encoding."""
+        return 4 * self.text_chars
+
+    @property
+    def layout_bytes(self) -> int:
+        """What the packed layout of a text within the limits takes."""
+        return 16 + 12 * self.pages + 20 * (self.text_chars + 1)
+
+    @property
+    def memory(self) -> str:
+        """The bound on memory in words."""
+        return f"{self.memory_bytes >> 20} MiB of memory"
+
+
+def empty_file() -> UnreadableFile:
+    """Return the error of a file without text."""
+    return UnreadableFile("The file has no text. Send one that has.", "empty_file")

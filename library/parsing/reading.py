@@ -1,0 +1,124 @@
+"""A file as text: what kind it is, and how much of it is read."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePath
+from typing import BinaryIO, Literal
+
+from library.parsing.layout import Layout, ParsedText
+from library.parsing.parsing_limits import ParsingLimits, Progress, empty_file
+from library.parsing.plain_text import decode_text, not_supported
+from library.parsing.unreadable_file import UnreadableFile
+
+Kind = Literal["text", "markdown", "html", "pdf", "docx"]
+
+_MEDIA_TYPES: dict[Kind, str] = {
+    "text": "text/plain",
+    "markdown": "text/markdown",
+    "html": "text/html",
+    "pdf": "application/pdf",
+    "docx": "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+}
+_BY_NAME: dict[str, Kind] = {
+    **dict.fromkeys((".md", ".markdown", ".mdown"), "markdown"),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
+    ".txt": "text",
+}
+MEDIA_TYPES = frozenset(_MEDIA_TYPES.values())
+
+_HEAD_BYTES = 1024  # within them readers of PDF look for its first line
+_OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # old Office files, and encrypted new ones
+_HTML = re.compile(
+    rb"(?:\xef\xbb\xbf)?(?:\s|<\?xml[^>]*>|<!--.*?-->)*<(?:!doctype\s+html|html)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def read_text(path: str | Path, filename: str, limits: ParsingLimits | None = None) -> ParsedText:
+    """Return a file's text, read in this process: for files that are trusted.
+
+    Args:
+        path: The file.
+        filename: What its owner calls it; only the ending counts, and only where the content does
+            not say what it is.
+        limits: Those of bytes, pages and characters hold here.
+
+    Raises:
+        UnreadableFile: The file cannot be read.
+    """
+    with open(path, "rb") as file:
+        return read_file(file, PurePath(filename).suffix, limits or ParsingLimits())
+
+
+def read_file(
+    file: BinaryIO, suffix: str, limits: ParsingLimits, on_progress: Progress | None = None
+) -> ParsedText:
+    """Return an open file's text; see `read_text`. `on_progress` is called after each page."""
+    limits.check_size(os.fstat(file.fileno()).st_size)
+    kind = _find_kind(file, suffix.lower())
+    try:
+        text, layout = _read(file, kind, limits, on_progress)
+    except (UnreadableFile, MemoryError):
+        raise
+    except Exception as error:
+        raise UnreadableFile(
+            f"The file is broken: it could not be read as {_MEDIA_TYPES[kind]} "
+            f"({type(error).__name__}). Open it in its program, save it again and send that.",
+            "broken_file",
+        ) from error
+    if not text.strip():
+        raise empty_file()
+    limits.check_text(len(text))
+    return ParsedText(text, _MEDIA_TYPES[kind], layout or Layout.of(text))
+
+
+def _read(
+    file: BinaryIO, kind: Kind, limits: ParsingLimits, on_progress: Progress | None
+) -> tuple[str, Layout | None]:
+    if kind == "pdf":
+        from library.parsing.pdf_text import read_pdf  # each reader's library only where it is used
+
+        return read_pdf(file, limits, on_progress)
+    if kind == "docx":
+        from library.parsing.docx_text import read_docx
+
+        return read_docx(file, limits), None
+    data = file.read(limits.text_bytes + 4)
+    limits.check_text(len(data) // 4)
+    if kind == "html":
+        from library.parsing.html_text import read_html
+
+        return read_html(data), None
+    return decode_text(data), None
+
+
+def _find_kind(file: BinaryIO, suffix: str) -> Kind:
+    """Return what a file is: by its first bytes, or by its name where they are those of text."""
+    head = file.read(_HEAD_BYTES)
+    file.seek(0)
+    if head.startswith(b"%PDF-") or (suffix == ".pdf" and b"%PDF-" in head):
+        return "pdf"
+    if head.startswith(b"PK\x03\x04"):
+        return "docx"
+    if head.startswith(_OLE):
+        raise _old_office(file)
+    if head.startswith((b"{\\rtf", b"%!PS")):
+        raise not_supported("Save it as DOCX or PDF and send that.")
+    if suffix in (".pdf", ".docx"):
+        raise UnreadableFile(
+            f"The file is named {suffix} but is no such file. Send it with its true ending, or "
+            "save it again in its program.",
+            "broken_file",
+        )
+    return _BY_NAME.get(suffix) or ("html" if _HTML.match(head) else "text")
+
+
+def _old_office(file: BinaryIO) -> UnreadableFile:
+    from library.parsing.docx_text import encrypted_document
+
+    head = file.read(1 << 20)  # the directory stands before a small file's content, or at its end
+    file.seek(max(len(head), os.fstat(file.fileno()).st_size - len(head)))
+    is_encrypted = "EncryptedPackage".encode("utf-16-le") in head + file.read()
+    return encrypted_document() if is_encrypted else not_supported("Save it as DOCX and send that.")

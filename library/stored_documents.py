@@ -1,0 +1,217 @@
+"""The texts of stored files, for requests that name them instead of carrying them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import select
+
+from library.attribute_filters import AttributeFilter, Combination
+from library.blobs import Blobs
+from library.database import Database
+from library.parsing import Layout
+from library.schema import FileRow, StoreFileRow
+from library.stored_files import StoredFiles, layout_of, text_of
+from library.vector_stores import VectorStores
+from rapid.errors import BadRequest, DocumentNotReady, UnknownDocument
+from rapid.messages import Document, DocumentRef
+
+_KEPT_CHARS = 64 * 2**20  # of texts that were asked for last, in one process
+
+
+@dataclass(frozen=True, slots=True)
+class StoredText:
+    """A file of a vector store that is indexed.
+
+    Attributes:
+        ref: The reference to its text, cut as the store says.
+        attributes: Those of the file in the store.
+    """
+
+    file_id: str
+    ref: DocumentRef
+    attributes: dict[str, Any]
+
+
+class StoredDocuments:
+    """A `rapid.ports.DocumentResolver` of stored files, and of texts that requests carry."""
+
+    def __init__(
+        self, database: Database, blobs: Blobs, files: StoredFiles, stores: VectorStores
+    ) -> None:
+        self._database, self._blobs = database, blobs
+        self._files, self._stores = files, stores
+        self._texts = OrderedDict[tuple[str, str], str]()  # by tenant and digest
+
+    async def find(
+        self,
+        tenant: str,
+        file_ids: Sequence[str] = (),
+        store_ids: Sequence[str] = (),
+        filters: AttributeFilter | None = None,
+    ) -> tuple[DocumentRef, ...]:
+        """Return the documents that a request names: files, and those of stores.
+
+        Args:
+            tenant: The owner.
+            file_ids: Ids of files.
+            store_ids: Ids of vector stores, whose files are meant.
+            filters: What the attributes of a store's file must be; None takes all.
+
+        Raises:
+            UnknownDocument: A file or store is not the tenant's.
+            DocumentNotReady: A file is not read, or not indexed, or cannot be.
+        """
+        rows = [await self._files.get(tenant, each) for each in file_ids]
+        found = {row.id: ref_of(row) for row in rows}
+        for store_id in store_ids:
+            for each in await self.find_in_store(tenant, store_id, filters):
+                found.setdefault(each.file_id, each.ref)
+        return _with_distinct_names(found.values())
+
+    async def find_in_store(
+        self, tenant: str, store_id: str, filters: AttributeFilter | None = None
+    ) -> list[StoredText]:
+        """Return the texts of a vector store that are indexed, in the order in which they came.
+
+        Args:
+            tenant: The owner.
+            store_id: The store.
+            filters: What a file's attributes must be; None takes all.
+
+        Raises:
+            UnknownDocument: The store is not the tenant's.
+            BadRequest: The filter looks at an attribute that no file has.
+            DocumentNotReady: A file is not indexed yet.
+        """
+        await self._stores.get(tenant, store_id)
+        pairs = await self._pairs(store_id)
+        if filters is not None:
+            known = {key for _, entry in pairs for key in entry.attributes}
+            if pairs and (unknown := keys_of(filters) - known):
+                raise BadRequest(
+                    f"filters: no file of {store_id!r} has an attribute {min(unknown)!r}; they "
+                    f"have {sorted(known)}.",
+                    "filters",
+                )
+            pairs = [each for each in pairs if filters.holds(each[1].attributes)]
+        for row, entry in pairs:
+            if entry.status == "in_progress":
+                raise DocumentNotReady(
+                    f"{row.filename!r} ({row.id}) of {store_id!r} is still being indexed: ask "
+                    "again when its status is 'completed'.",
+                    "vector_store_ids",
+                )
+        return [_stored(*each) for each in pairs if each[1].status == "completed"]
+
+    async def get_in_store(self, tenant: str, store_id: str, file_id: str) -> StoredText:
+        """Return one text of a vector store.
+
+        Raises:
+            UnknownDocument: The store is not the tenant's, or has no such file.
+            DocumentNotReady: The file is not indexed, or cannot be.
+        """
+        entry = await self._stores.get_file(tenant, store_id, file_id)
+        row = await self._files.get(tenant, file_id)
+        if entry.status == "completed":
+            return _stored(row, entry)
+        ref_of(row)  # which raises if the file cannot be read
+        raise DocumentNotReady(f"{row.filename!r} ({row.id}) is {entry.status}.", "file_id")
+
+    async def _pairs(self, store_id: str) -> list[tuple[FileRow, StoreFileRow]]:
+        both = (
+            select(FileRow, StoreFileRow)
+            .join(StoreFileRow, StoreFileRow.file_id == FileRow.id)
+            .where(StoreFileRow.store_id == store_id, FileRow.status != "deleting")
+            .order_by(StoreFileRow.created, FileRow.id)
+        )
+        async with self._database.read() as session:
+            return [*(await session.execute(both)).all()]
+
+    async def layout(self, file_id: str) -> Layout:
+        """Return the pages and lines of a file's text."""
+        return Layout.from_bytes(await self._blobs.read(layout_of(file_id)))
+
+    async def resolve(self, tenant: str, documents: Sequence[DocumentRef]) -> tuple[Document, ...]:
+        """Return documents with their texts; see `rapid.ports.DocumentResolver`."""
+        return tuple([await self._resolve(tenant, each) for each in documents])
+
+    async def _resolve(self, tenant: str, document: DocumentRef) -> Document:
+        if isinstance(document, Document):
+            return document
+        key = tenant, document.digest
+        if (text := self._texts.get(key)) is None:
+            text = await self._read(tenant, document)
+            self._texts[key] = text
+            while len(self._texts) > 1 and sum(map(len, self._texts.values())) > _KEPT_CHARS:
+                self._texts.popitem(last=False)
+        self._texts.move_to_end(key)
+        return Document(document.name, text, chunk_tokens=document.chunk_tokens)
+
+    async def _read(self, tenant: str, document: DocumentRef) -> str:
+        same = select(FileRow.id).where(
+            FileRow.tenant == tenant,
+            FileRow.digest == document.digest,
+            FileRow.status == "processed",
+        )
+        async with self._database.read() as session:
+            file_ids = (await session.scalars(same)).all()
+        for file_id in file_ids:
+            try:
+                return (await self._blobs.read(text_of(file_id))).decode()
+            except FileNotFoundError:  # it was deleted just now
+                continue
+        raise UnknownDocument(f"There is no document {document.name!r} any more.", "documents")
+
+    def forget(self, tenant: str, digest: str) -> None:
+        """Drop a text that is kept in this process."""
+        self._texts.pop((tenant, digest), None)
+
+
+def ref_of(row: FileRow) -> DocumentRef:
+    """Return the reference to a file's text.
+
+    Raises:
+        DocumentNotReady: The file has not been read yet, or cannot be.
+    """
+    if row.status == "error":
+        raise DocumentNotReady(
+            f"{row.filename!r} ({row.id}) could not be read: {row.error_message}",
+            "file_id",
+            row.error_code,
+        )
+    if row.digest is None or row.num_chars is None:
+        raise DocumentNotReady(
+            f"{row.filename!r} ({row.id}) is still being read: ask again when its status is "
+            "'processed'.",
+            "file_id",
+        )
+    return DocumentRef(row.filename, row.digest, row.num_chars)
+
+
+def _with_distinct_names(documents: Iterable[DocumentRef]) -> tuple[DocumentRef, ...]:
+    """Return each document once; of those that share a name, the later ones get numbers."""
+    named: dict[str, DocumentRef] = {}
+    for each in dict.fromkeys(documents):
+        name, number = each.name, 1
+        while name in named:
+            number += 1
+            name = f"{each.name} ({number})"
+        named[name] = replace(each, name=name)
+    return tuple(named.values())
+
+
+def _stored(row: FileRow, entry: StoreFileRow) -> StoredText:
+    sizes = entry.chunking.get("static") or {}
+    ref = replace(ref_of(row), chunk_tokens=sizes.get("max_chunk_size_tokens"))
+    return StoredText(row.id, ref, entry.attributes)
+
+
+def keys_of(filters: AttributeFilter) -> set[str]:
+    """Return the attributes that a filter looks at."""
+    if isinstance(filters, Combination):
+        return {key for each in filters.filters for key in keys_of(each)}
+    return {filters.key}

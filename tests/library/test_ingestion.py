@@ -1,0 +1,189 @@
+"""Files are read, indexed and deleted by workers that may die."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pytest
+
+from library.blobs import Blobs
+from library.database import Database
+from library.ingestion import Ingestion
+from library.jobs import LEASE_S, Jobs
+from library.library_config import LibraryConfig
+from library.opening import Library
+from library.schema import FileRow
+from rapid.errors import DocumentNotReady, RetrievalUnavailable, UnknownDocument
+from tests.library.libraries import FakeIndex
+
+
+@pytest.fixture
+def library(database: Database, tmp_path: Path) -> Library:
+    blobs = Blobs.in_folder(tmp_path / "files")
+    return Library.over(LibraryConfig(folder=tmp_path), database, blobs)
+
+
+async def add(library: Library, text: bytes = b"The key is 7.", tenant: str = "a") -> FileRow:
+    return await library.files.add(tenant, "notes.txt", "user_data", io.BytesIO(text))
+
+
+async def test_a_file_becomes_a_document(library: Library):
+    file = await add(library)
+    with pytest.raises(DocumentNotReady, match="still being read"):
+        await library.documents.find("a", [file.id])
+    await Ingestion(library, FakeIndex()).drain()
+    found = await library.documents.find("a", [file.id])
+    (document,) = await library.documents.resolve("a", found)
+    assert (document.name, document.text) == ("notes.txt", "The key is 7.")
+
+
+async def test_another_tenant_has_no_such_file(library: Library):
+    file = await add(library)
+    await Ingestion(library, None).drain()
+    (ref,) = await library.documents.find("a", [file.id])
+    with pytest.raises(UnknownDocument):
+        await library.documents.find("b", [file.id])
+    with pytest.raises(UnknownDocument):
+        await library.documents.resolve("b", [ref])
+    with pytest.raises(UnknownDocument):
+        await library.stores.create("b", file_ids=[file.id])
+
+
+async def test_a_file_that_cannot_be_read_says_why(library: Library):
+    file = await add(library, b"%PDF-1.7\n and then nothing")
+    store = await library.stores.create("a", file_ids=[file.id])
+    await Ingestion(library, FakeIndex()).drain()
+    row = await library.files.get("a", file.id)
+    assert row.status == "error"
+    assert row.error_code == "broken_file"
+    assert row.error_message
+    entry = await library.stores.get_file("a", store.id, file.id)
+    assert (entry.status, entry.error_code) == ("failed", row.error_code)
+    with pytest.raises(DocumentNotReady, match="could not be read"):
+        await library.documents.find("a", [file.id])
+
+
+async def test_a_store_is_indexed_and_forgets_what_is_deleted(library: Library, tmp_path: Path):
+    index = FakeIndex()
+    worker = Ingestion(library, index)
+    file = await add(library, b"a secret of the tenant")
+    store = await library.stores.create("a", file_ids=[file.id])
+    with pytest.raises(DocumentNotReady, match="indexed"):
+        await library.documents.find("a", store_ids=[store.id])
+    await worker.drain()
+    (ref,) = await library.documents.find("a", store_ids=[store.id])
+    assert [each.name for each in index.documents.values()] == ["notes.txt"]
+    assert holds(tmp_path, b"a secret of the tenant")
+    await library.files.delete("a", file.id)
+    with pytest.raises(UnknownDocument):
+        await library.files.get("a", file.id)
+    assert await library.documents.find("a", store_ids=[store.id]) == ()
+    await worker.drain()
+    assert not index.documents
+    assert not holds(tmp_path, b"a secret of the tenant")
+    assert not holds(tmp_path, b"notes.txt")
+    with pytest.raises(UnknownDocument):
+        await library.documents.resolve("a", [ref])
+
+
+async def test_a_text_stays_while_another_file_has_it(library: Library):
+    index = FakeIndex()
+    worker = Ingestion(library, index)
+    first, second = await add(library), await add(library)
+    await library.stores.create("a", file_ids=[first.id, second.id])
+    await worker.drain()
+    await library.files.delete("a", first.id)
+    await worker.drain()
+    assert len(index.documents) == 1
+
+
+async def test_what_a_dead_worker_held_is_done_again(library: Library):
+    file = await add(library)
+    now = time.time() + 1
+    jobs = Jobs(library.database, lambda: now)
+    assert await jobs.claim("dead") is not None
+    assert await jobs.claim("other") is None
+    now += LEASE_S + 1
+    worker = Ingestion(library, FakeIndex(), clock=lambda: now)
+    await worker.drain()
+    assert (await library.files.get("a", file.id)).status == "processed"
+
+
+async def test_a_worker_that_lost_its_lease_keeps_nothing(library: Library):
+    file = await add(library)
+    later = time.time()
+    jobs = Jobs(library.database, lambda: later)
+    job = await jobs.claim("slow")
+    assert job is not None
+    later += LEASE_S + 1
+    assert await jobs.claim("quick") is not None
+    assert not await jobs.renew(job)
+    async with library.database.write() as session:
+        assert not await jobs.finish(session, job)
+    assert (await library.files.get("a", file.id)).status == "uploaded"
+
+
+async def test_tenants_take_turns(library: Library):
+    for _ in range(3):
+        await add(library, tenant="a")
+    await add(library, tenant="b")
+    jobs = Jobs(library.database, lambda: time.time() + 1)
+    claimed = [await jobs.claim("w") for _ in range(4)]
+    assert [each.tenant for each in claimed if each] == ["a", "b", "a", "a"]
+
+
+async def test_an_index_that_is_away_is_tried_again(library: Library):
+    now = time.time() + 1
+    index = FakeIndex()
+    index.failure = RetrievalUnavailable("away")
+    worker = Ingestion(library, index, clock=lambda: now)
+    file = await add(library)
+    store = await library.stores.create("a", file_ids=[file.id])
+    await worker.drain()
+    entry = await library.stores.get_file("a", store.id, file.id)
+    assert entry.status == "in_progress"
+    index.failure = None
+    now += 60
+    await worker.drain()
+    entry = await library.stores.get_file("a", store.id, file.id)
+    assert (entry.status, entry.usage_bytes) == ("completed", 13)
+
+
+async def test_an_index_that_never_answers_is_given_up(library: Library):
+    now = time.time() + 1
+    index = FakeIndex()
+    index.failure = RetrievalUnavailable("away")
+    worker = Ingestion(library, index, clock=lambda: now)
+    store = await library.stores.create("a", file_ids=[(await add(library)).id])
+    for _ in range(6):
+        await worker.drain()
+        now += 60
+    page = await library.stores.count([store])
+    assert page[store.id][0]["failed"] == 1
+
+
+async def test_files_and_stores_expire(library: Library):
+    worker = Ingestion(library, FakeIndex())
+    file = await library.files.add("a", "n.txt", "user_data", io.BytesIO(b"x"), expires_in_s=3600)
+    await worker.drain()
+    await library.delete_expired(file.created / 1e9 + 3500)
+    assert (await library.files.get("a", file.id)).status == "processed"
+    await library.delete_expired(file.created / 1e9 + 3700)
+    with pytest.raises(UnknownDocument):
+        await library.files.get("a", file.id)
+
+
+async def test_two_files_of_one_name_are_two_documents(library: Library):
+    files = [await add(library, each) for each in (b"one", b"two")]
+    await Ingestion(library, None).drain()
+    refs = await library.documents.find("a", [each.id for each in files])
+    assert [each.name for each in refs] == ["notes.txt", "notes.txt (2)"]
+    texts = await library.documents.resolve("a", refs)
+    assert [each.text for each in texts] == ["one", "two"]
+
+
+def holds(folder: Path, words: bytes) -> bool:
+    """Whether the words stand in a file of the folder."""
+    return any(words in each.read_bytes() for each in folder.rglob("*") if each.is_file())
