@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from deployments.api.backend.readiness import Readiness
 from deployments.api.ingress_replica import IngressReplica, report_readiness
 from deployments.config.api_config import ApiConfig, ModelCard
 from deployments.config.tenants import hash_key
+from library.library_config import LibraryConfig
 from rapid.errors import ConfigurationError
 from rapid.messages import GenerateRequest, Message
 from tests.deployments.api.backend.test_remote_orchestrator import ScriptedHandle
@@ -32,7 +34,7 @@ async def test_the_models_card_says_whether_it_is_an_embedded_one(
     is_embedded: bool, nobody_looks: None
 ) -> None:
     settings = ApiConfig(models={"rapid": ModelCard(is_embedded=is_embedded)})
-    replica = IngressReplica(settings, ScriptedHandle())  # type: ignore[arg-type]
+    replica = IngressReplica(settings, None, None, ScriptedHandle())  # type: ignore[arg-type]
     transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
         (card,) = (await http.get("/v1/models")).json()["data"]
@@ -45,7 +47,7 @@ async def test_each_model_has_its_orchestrator(nobody_looks: None) -> None:
     for handle, name in zip(handles, ("Orchestrator-a", "Orchestrator-b"), strict=True):
         handle.deployment_name = handle.deployment_id = name
     models = {"a": ModelCard(target="target-a"), "b": ModelCard(target="engines-big")}
-    replica = IngressReplica(ApiConfig(models=models), *handles)  # type: ignore[arg-type]
+    replica = IngressReplica(ApiConfig(models=models), None, None, *handles)  # type: ignore[arg-type]
     transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
 
@@ -64,7 +66,7 @@ async def test_each_model_has_its_orchestrator(nobody_looks: None) -> None:
 
 
 async def test_new_keys_and_limits_reach_a_replica_that_runs(nobody_looks: None) -> None:
-    replica = IngressReplica(ApiConfig(), ScriptedHandle())  # type: ignore[arg-type]
+    replica = IngressReplica(ApiConfig(), None, None, ScriptedHandle())  # type: ignore[arg-type]
     transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
     key = {"tenant": "a", "sha256": hash_key("sk-new")}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
@@ -86,7 +88,7 @@ async def test_a_replica_keeps_its_keys_where_callers_elsewhere_seem_local(
 ) -> None:
     monkeypatch.setattr(serve_internals, "RAY_SERVE_ENABLE_DIRECT_INGRESS", True)
     monkeypatch.setattr(module, "limit_replica", lambda: None)  # it would last
-    replica = IngressReplica(ApiConfig(), ScriptedHandle())  # type: ignore[arg-type]
+    replica = IngressReplica(ApiConfig(), None, None, ScriptedHandle())  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="list keys"):
         replica.reconfigure({"model": "rapid"})
     replica.reconfigure({"model": "rapid", "keys": [{"tenant": "a", "sha256": hash_key("sk")}]})
@@ -109,3 +111,16 @@ async def test_readiness_is_reported_as_it_changes() -> None:
     with pytest.raises(asyncio.CancelledError):
         await report_readiness(service, Metrics(), sleep)  # type: ignore[arg-type]
     assert seen == [True, False, True]
+
+
+async def test_a_replica_with_a_library_takes_its_keys(nobody_looks: None, tmp_path: Path) -> None:
+    library = LibraryConfig(folder=tmp_path)
+    replica = IngressReplica(ApiConfig(), library, ScriptedHandle(), ScriptedHandle())  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        made = (await http.post("/v1/admin/keys", json={"tenant": "acme"})).json()
+        own = {"authorization": f"Bearer {made['key']}"}
+        statuses = [(await http.get("/v1/models", headers=each)).status_code for each in ({}, own)]
+    assert statuses == [401, 200]
+    assert replica._ingress._library is not None
+    await (await replica._ingress._library.get()).close()
