@@ -14,9 +14,10 @@ up when it fails. The table of all results comes last, also when time runs out.
 4. kernel time of attention against the bytes it must read (8K keys stay in the device's cache),
    also for a long sequence among short ones and for six questions on one document;
 5. prefill, whole and its attention alone;
-6. Llama-3.1-70B from a slice of its layers, extrapolated, in bfloat16 and in four bits;
-7. products of a 70B's layer with quantized weights, those of four bits against their numbers;
-8. steps of the 8B with keys and values in fp8.
+6. what a plan counts beside those: a layer's small operations, Ray's calls, sums over GPUs;
+7. Llama-3.1-70B from a slice of its layers, extrapolated, in bfloat16 and in four bits;
+8. products of a 70B's layer with quantized weights, those of four bits against their numbers;
+9. steps of the 8B with keys and values in fp8.
 
     python benchmarks/gpu.py [--minutes 9] [--out benchmarks/results/gpu.json] [--without NAME]
     python benchmarks/gpu.py --smoke      # tiny shapes on any machine, to check that it runs
@@ -54,6 +55,7 @@ try:
     from benchmarks.on_gpu.bench import SMOKE, Bench, OutOfTime, Plan
     from benchmarks.on_gpu.eight_and_four_bits import keys_in_fp8, quantized_products
     from benchmarks.on_gpu.long_prompts import prefill, slices
+    from benchmarks.on_gpu.losses import calls_of_a_round, small_operations, sums
     from benchmarks.on_gpu.served import PAGE
     from benchmarks.on_gpu.speedups import speedups
     from benchmarks.on_gpu.steps import steps
@@ -100,9 +102,12 @@ def measure(bench: Bench) -> None:
     bench.part("4. attention against the bytes it reads", 30, kernels_against_bytes)
     bench.part("5. prefill", 40, prefill)
     bench.part("5. prefill, attention alone", 15, prefill_kernels)
-    bench.part("6. Llama-3.1-70B by a slice", 60, slices)
-    bench.part("7. products with quantized weights", 20, quantized_products)
-    bench.part("8. keys and values in fp8", 30, keys_in_fp8)
+    bench.part("6. small operations of a layer", 10, small_operations)
+    bench.part("6. calls of a round", 15, calls_of_a_round)
+    bench.part("6. sums over GPUs", 20, sums)
+    bench.part("7. Llama-3.1-70B by a slice", 60, slices)
+    bench.part("8. products with quantized weights", 20, quantized_products)
+    bench.part("9. keys and values in fp8", 30, keys_in_fp8)
 
 
 def main() -> None:

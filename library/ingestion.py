@@ -26,7 +26,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from library.jobs import LEASE_S, Jobs
-from library.opening import Library
+from library.library_access import Library
 from library.parsing import ParsedText, UnreadableFile, parse_file
 from library.schema import FileRow, JobRow, StoreFileRow
 from library.stored_files import layout_of, original_of, text_of
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5  # between two looks at the jobs while there are none
 _SWEEP_S = 30.0  # between two looks for what has expired
-_MOST_ATTEMPTS = 5
+_MOST_ATTEMPTS = 5  # with the waits between them, a minute
 _AGAIN_S = 5.0  # after a failure that may pass, times the attempts so far
 _UNREAD_S = 0.2  # between two looks of an index job at a file that is not read yet
 

@@ -18,8 +18,8 @@ from sqlalchemy.orm import aliased
 from library.database import Database
 from library.schema import JobRow
 
-LEASE_S = 15.0
-"""How long a lease holds that is not renewed; so long a file waits whose worker died."""
+LEASE_S = 15.0  # so long a file waits whose worker died; three renewals may be late
+"""How long a lease holds that is not renewed."""
 
 JobKind = Literal["read", "index", "delete"]
 
@@ -33,7 +33,12 @@ class Jobs:
         self._clock = clock
 
     async def add(
-        self, session: AsyncSession, kind: JobKind, tenant: str, file_id: str, store_id: str = ""
+        self,
+        session: AsyncSession,
+        kind: JobKind,
+        tenant: str,
+        file_id: str,
+        store_id: str = "",
     ) -> None:
         """Add a job within a transaction; one that is there already stays as it is."""
         same = select(JobRow.id).where(

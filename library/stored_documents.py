@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import select
@@ -12,7 +12,7 @@ from sqlalchemy import select
 from library.attribute_filters import AttributeFilter, Combination
 from library.blobs import Blobs
 from library.database import Database
-from library.parsing import Layout
+from library.parsing import TextLayout
 from library.schema import FileRow, StoreFileRow
 from library.stored_files import StoredFiles, layout_of, text_of
 from library.vector_stores import VectorStores
@@ -24,16 +24,16 @@ _KEPT_CHARS = 64 * 2**20  # of texts that were asked for last, in one process
 
 @dataclass(frozen=True, slots=True)
 class StoredText:
-    """A file of a vector store that is indexed.
+    """A file that has been read.
 
     Attributes:
-        ref: The reference to its text, cut as the store says.
+        ref: The reference to its text, cut as its vector store says where it is of one.
         attributes: Those of the file in the store.
     """
 
     file_id: str
     ref: DocumentRef
-    attributes: dict[str, Any]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 class StoredDocuments:
@@ -52,25 +52,29 @@ class StoredDocuments:
         file_ids: Sequence[str] = (),
         store_ids: Sequence[str] = (),
         filters: AttributeFilter | None = None,
-    ) -> tuple[DocumentRef, ...]:
-        """Return the documents that a request names: files, and those of stores.
+        taken: Collection[str] = (),
+    ) -> tuple[StoredText, ...]:
+        """Return the texts that a request names: of files, and of those in stores.
+
+        Their names are distinct: of those that share one, the later ones get numbers.
 
         Args:
             tenant: The owner.
             file_ids: Ids of files.
             store_ids: Ids of vector stores, whose files are meant.
             filters: What the attributes of a store's file must be; None takes all.
+            taken: Names that other documents of the request have.
 
         Raises:
             UnknownDocument: A file or store is not the tenant's.
             DocumentNotReady: A file is not read, or not indexed, or cannot be.
         """
         rows = [await self._files.get(tenant, each) for each in file_ids]
-        found = {row.id: ref_of(row) for row in rows}
+        found = {row.id: StoredText(row.id, ref_of(row)) for row in rows}
         for store_id in store_ids:
             for each in await self.find_in_store(tenant, store_id, filters):
-                found.setdefault(each.file_id, each.ref)
-        return _with_distinct_names(found.values())
+                found.setdefault(each.file_id, each)
+        return _with_distinct_names(found.values(), taken)
 
     async def find_in_store(
         self, tenant: str, store_id: str, filters: AttributeFilter | None = None
@@ -105,7 +109,7 @@ class StoredDocuments:
                     "again when its status is 'completed'.",
                     "vector_store_ids",
                 )
-        return [_stored(*each) for each in pairs if each[1].status == "completed"]
+        return [_text_of_entry(*each) for each in pairs if each[1].status == "completed"]
 
     async def get_in_store(self, tenant: str, store_id: str, file_id: str) -> StoredText:
         """Return one text of a vector store.
@@ -117,7 +121,7 @@ class StoredDocuments:
         entry = await self._stores.get_file(tenant, store_id, file_id)
         row = await self._files.get(tenant, file_id)
         if entry.status == "completed":
-            return _stored(row, entry)
+            return _text_of_entry(row, entry)
         ref_of(row)  # which raises if the file cannot be read
         raise DocumentNotReady(f"{row.filename!r} ({row.id}) is {entry.status}.", "file_id")
 
@@ -131,9 +135,9 @@ class StoredDocuments:
         async with self._database.read() as session:
             return [*(await session.execute(both)).all()]
 
-    async def layout(self, file_id: str) -> Layout:
+    async def layout(self, file_id: str) -> TextLayout:
         """Return the pages and lines of a file's text."""
-        return Layout.from_bytes(await self._blobs.read(layout_of(file_id)))
+        return TextLayout.from_bytes(await self._blobs.read(layout_of(file_id)))
 
     async def resolve(self, tenant: str, documents: Sequence[DocumentRef]) -> tuple[Document, ...]:
         """Return documents with their texts; see `rapid.ports.DocumentResolver`."""
@@ -192,19 +196,21 @@ def ref_of(row: FileRow) -> DocumentRef:
     return DocumentRef(row.filename, row.digest, row.num_chars)
 
 
-def _with_distinct_names(documents: Iterable[DocumentRef]) -> tuple[DocumentRef, ...]:
-    """Return each document once; of those that share a name, the later ones get numbers."""
-    named: dict[str, DocumentRef] = {}
-    for each in dict.fromkeys(documents):
-        name, number = each.name, 1
-        while name in named:
+def _with_distinct_names(
+    texts: Iterable[StoredText], taken: Collection[str]
+) -> tuple[StoredText, ...]:
+    names, found = set(taken), []
+    for each in texts:
+        name, number = each.ref.name, 1
+        while name in names:
             number += 1
-            name = f"{each.name} ({number})"
-        named[name] = replace(each, name=name)
-    return tuple(named.values())
+            name = f"{each.ref.name} ({number})"
+        names.add(name)
+        found.append(replace(each, ref=replace(each.ref, name=name)))
+    return tuple(found)
 
 
-def _stored(row: FileRow, entry: StoreFileRow) -> StoredText:
+def _text_of_entry(row: FileRow, entry: StoreFileRow) -> StoredText:
     sizes = entry.chunking.get("static") or {}
     ref = replace(ref_of(row), chunk_tokens=sizes.get("max_chunk_size_tokens"))
     return StoredText(row.id, ref, entry.attributes)

@@ -17,7 +17,7 @@ from library.listing import Cut, Page, list_page
 from library.schema import FileBatchRow, FileRow, StoreFileRow, VectorStoreRow
 from rapid.errors import BadRequest, UnknownDocument
 
-_DAY_S = 86400
+_DAY_S = 86400  # seconds in a day
 AUTO: dict[str, Any] = {"type": "auto"}
 
 

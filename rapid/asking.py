@@ -51,6 +51,7 @@ class AskSettings(TypedDict, total=False):
     plausibility: float | None
     draft_top_k: int | None
     refresh: bool | None
+    citations: bool | None
 
 
 def _as_turns(question: object) -> object:
@@ -128,6 +129,7 @@ def as_request(
         retrieval_tokens=asked.retrieval_tokens,
         is_streamed=is_streamed,
         speculation=asked.as_speculation(),
+        citations=bool(asked.citations),
         **asked.as_sampling(default_temperature),
     )
 

@@ -146,18 +146,17 @@ class GenerateRequest:
     Attributes:
         request_id: Id that log lines give, as the caller's. Several requests may have the same.
         call_id: Id that no other request has.
-        drawn_seed: Seed where the caller gives none. Whoever may have to send the request again
-            draws it once, so that both answers are the same as far as a drawn seed makes them so:
-            it does not change the coupling, as a seed of the caller's does.
+        drawn_seed: Seed where the caller gives none, drawn once by whoever may have to send the
+            request again. It does not change the coupling, as a seed of the caller's does.
         num_logprobs: Number of alternatives beside each token's log-probability: None for no
             log-probabilities, 0 for those of the chosen tokens only.
         is_streamed: Whether the caller receives the answer while it is generated.
         date: Date for chat templates that state one; the day of the request unless the caller
             names another. It is fixed once, so that all prompts of the request agree.
-        cache_salt: Part of the names of the prompt's pages: only requests of the tenant with the
-            same salt share KV.
+        cache_salt: Part of the names of the prompt's pages: a tenant's requests share KV by salt.
         logit_bias: Pairs of a token id and what is added to its logit.
         model: Name of the model that is asked, for an ingress with several.
+        citations: Whether the receipt says where the answers are from.
     """
 
     request_id: str
@@ -183,6 +182,7 @@ class GenerateRequest:
     drawn_seed: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     model: str = ""
+    citations: bool = False
 
 
 # --- orchestrator -> engine ---------------------------------------------------------------------
@@ -193,11 +193,9 @@ class Terms:
     """Settings that all leases of one request share.
 
     Attributes:
-        max_tokens: Longest answer, in tokens. Pages for it are reserved at once, so that no lease
-            is ever preempted.
+        max_tokens: Longest answer, in tokens; its pages are reserved, so no lease is preempted.
         num_choices: Number of answers to the prompt.
-        num_logprobs: Number of alternatives beside each committed token; None for no
-            log-probabilities.
+        num_logprobs: Alternatives beside each committed token; None for no log-probabilities.
         cache_salt: Part of the names of the prompts' pages, beside the tenant.
         is_streamed: Whether the answer is read while it grows.
         request_id: Id of the request in log lines; several requests may have the same.
@@ -223,16 +221,15 @@ class LeaseRequest:
     Attributes:
         lease_id: Unique id, ``request id/role-suffix``, so that an engine's log names the request.
         prompt_ids: Token ids of the prompt, one row.
-        committed: Per choice, tokens already generated elsewhere, when this lease replaces a failed
-            one.
+        committed: Per choice, tokens already generated elsewhere, if this lease replaces another.
         log_odds: Per choice, the last verdict's log odds, where `committed` is given.
         companion_tokens: Approximate length of the drafter's prompt, in tokens, on an engine that
             drafts for itself; the engine keeps room for a second lease of this request. 0 if there
             will be none. With `beside`, another one will follow this lease, in the same room.
         beside: Id of the request's first lease on this engine, which keeps room for this one.
         affinity: Name of what the prompt is about; a pool prefers the replica that has read it.
-        traceparent: Place in the request's trace (W3C) below which the engine records its calls on
-            this lease; empty for a request that is not traced.
+        traceparent: Place in the request's trace (W3C) of the lease's calls; empty if not traced.
+        masks: Per choice, positions [a, b) of the prompt that its committed tokens do not see.
     """
 
     lease_id: str
@@ -244,6 +241,7 @@ class LeaseRequest:
     beside: str | None = None
     affinity: str = ""
     traceparent: str = ""
+    masks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,12 +252,14 @@ class PrefillReceipt:
         num_tokens: Length of the prompt, in tokens.
         num_cached_tokens: Tokens of it whose KV was found in a cache.
         kv_cache_dtype: The engine's setting: ``fp8`` where it keeps KV in eight bits.
+        scores: Per mask, the model's own log-probability of each committed token; else none.
     """
 
     lease_id: str
     num_tokens: int
     num_cached_tokens: int
     kv_cache_dtype: KVCacheDtype = "auto"
+    scores: tuple[tuple[float, ...], ...] = ()
 
 
 # --- drafter -> target --------------------------------------------------------------------------

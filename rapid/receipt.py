@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # `benchmarks/gpu.py` runs without pydantic
     from rapid.config import Contract, Coupling, KVCacheDtype, Mode, Transfer
@@ -13,6 +14,7 @@ Origin = Literal["drafted", "corrected", "bonus", "target"]
 Failover = Literal[
     "orchestrator lost", "target lost", "target hung", "drafter lost", "drafter hung"
 ]
+EvidenceKind = Literal["copied", "needed", "present"]
 Cause = Literal[  # of a mode; metrics have it as a label, so it never holds a number or a name
     "asked for",
     "evidence found",
@@ -41,6 +43,42 @@ class ChunkUsed:
     score: float
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """Where a part of an answer is from; all places are character offsets, [start, end).
+
+    Attributes:
+        evidence: `copied`: it stands there word for word. `needed`: without that passage the
+            drafter finds the statement less likely. `present`: the passage has most of its words.
+        passage_id: The retrieved passage; None if that part of the document was not retrieved.
+        quote: The document's words there.
+        fall: Nats by which the statement is less likely without the passage, if it is `needed`.
+    """
+
+    choice: int
+    start: int
+    end: int
+    evidence: EvidenceKind
+    document: str
+    passage_id: str | None
+    document_start: int
+    document_end: int
+    quote: str
+    fall: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Citations:
+    """Citations of a request's answers, with choice, start and end of the statements without any.
+
+    `needed` says whether falls were measured, or why not.
+    """
+
+    found: tuple[Citation, ...]
+    unsupported: tuple[tuple[int, int, int], ...]
+    needed: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +133,8 @@ class Receipt:
         failovers: Failures after which the answer was continued, in order.
         is_fallback: Whether the mode did not get the drafter or the retrieved text that it needs;
             `reason` says which.
+        citations: Where the answers are from, if that was asked for.
+        places: File, pages and lines of passages of stored documents, by document, start and end.
         application: Name of the application that answered, where there are two beside each other.
     """
 
@@ -122,4 +162,6 @@ class Receipt:
     witness_tokens: int = 0
     kv_cache_dtype: dict[str, KVCacheDtype] = field(default_factory=dict)
     explanation: Explanation | None = None
+    citations: Citations | None = None
+    places: Mapping[tuple[str, int, int], Mapping[str, Any]] = field(default_factory=dict)
     application: str | None = None

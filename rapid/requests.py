@@ -186,6 +186,7 @@ class MethodFields(Fields):
     retrieval_tokens: int | None = Field(None, ge=1)
     query: Text | None = Field(None, max_length=_MAX_QUERY)
     refresh: bool | None = None
+    citations: bool | None = None
 
     @field_validator(*PAPER)
     @classmethod

@@ -3,32 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
-from typing import Self
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.chunking import Chunk, RetrievedChunk
+from retrieval.document_files import DocumentFiles, DocumentKey
 from retrieval.embedding import Embedding, SparseVector, VectorSpace, check_space
-from retrieval.ranking import fuse, rank
+from retrieval.ranking import NOT_FOUND, fuse, rank
+from retrieval.settings import LocalStoreConfig
 from retrieval.store import StoredDocument
+
+_CHUNK_FIELDS = tuple(field.name for field in fields(Chunk))
+
+Result = TypeVar("Result")
 
 
 class LocalChunkStore:
-    """A `ChunkStore` of one retriever, which is gone with its process.
+    """A `ChunkStore` of one retriever, in memory; with files, its documents outlive the process.
 
     A document's vectors are arrays of their own, so a search reads no document but those it is
-    about. Arrays are built and searched in threads.
+    about. Arrays are built, searched, written and read in threads.
     """
 
     outage = None
 
-    def __init__(self, space: VectorSpace) -> None:
+    def __init__(self, space: VectorSpace, files: DocumentFiles | None = None) -> None:
         self._space = space
-        self._documents: dict[tuple[str, str], _Vectors] = {}
+        self._files = files
+        self._documents: dict[DocumentKey, _Vectors] = {}
+        # One thread, so that a file is removed after it is written, though nobody waits for that.
+        self._filing = ThreadPoolExecutor(1, thread_name_prefix="chunks")
+
+    @classmethod
+    def open(cls, config: LocalStoreConfig, space: VectorSpace, index: str) -> Self:
+        """Open the store, and its folder if it has one.
+
+        Args:
+            index: The name of everything beside a text that decides its chunks and vectors.
+
+        Raises:
+            StoreUnavailable: See `DocumentFiles`.
+        """
+        if config.folder is None:
+            return cls(space)
+        of = f"{index}-{space.dense_size or 0}"  # a model may change where its name does not
+        return cls(space, DocumentFiles(Path(config.folder), of, config.ttl_s))
 
     @property
     def num_chunks(self) -> int:
@@ -38,7 +65,12 @@ class LocalChunkStore:
     @asynccontextmanager
     async def claim(self, tenant: str, document_id: str) -> AsyncIterator[StoredDocument | None]:
         """Enter with the document if it is stored; see `ChunkStore.claim`."""
-        held = self._documents.get((tenant, document_id))
+        key = tenant, document_id
+        if key not in self._documents:
+            arrays = await self._file(lambda files: files.read(key))
+            if arrays is not None:
+                self._documents[key] = await asyncio.to_thread(_Vectors.from_arrays, arrays)
+        held = self._documents.get(key)
         try:
             yield held.stored if held else None
         except BaseException:
@@ -57,7 +89,9 @@ class LocalChunkStore:
         held = await asyncio.to_thread(
             _Vectors.of, chunks, embeddings, num_tokens, space=self._space
         )
-        self._documents[tenant, document_id] = held
+        key = tenant, document_id
+        await self._file(lambda files: files.write(key, held.to_arrays()))
+        self._documents[key] = held
         return held.stored
 
     async def search(
@@ -70,65 +104,84 @@ class LocalChunkStore:
         floor: float,
     ) -> list[RetrievedChunk]:
         """Search as `ChunkStore.search` specifies; nothing is ever missing."""
-        documents = [
-            self._documents[tenant, each]
-            for each in dict.fromkeys(document_ids)
+        documents = {
+            (tenant, each): self._documents[tenant, each]
+            for each in document_ids
             if (tenant, each) in self._documents
-        ]
-        return await asyncio.to_thread(self._search, documents, query, limit, floor)
+        }
+
+        def find() -> list[RetrievedChunk]:
+            if self._files:
+                self._files.use(documents)
+            return self._search([*documents.values()], query, limit, floor)
+
+        return await asyncio.to_thread(find)
 
     def _search(
         self, documents: Sequence[_Vectors], query: Embedding, limit: int, floor: float
     ) -> list[RetrievedChunk]:
-        chunks = {chunk.id: chunk for each in documents for chunk in each.chunks}
-        cosines: dict[str, float] = {}
+        chunks = [chunk for each in documents for chunk in each.chunks]
+        cosines: NDArray[np.float64] | None = None
+        if not chunks:
+            return []
         if query.dense is not None:
-            for each in documents:
-                assert each.dense is not None
-                scores = (each.dense @ query.dense).tolist()
-                cosines |= zip((chunk.id for chunk in each.chunks), scores, strict=True)
-            best = rank({id_: score for id_, score in cosines.items() if score >= floor})
+            dense = [each.dense @ query.dense for each in documents if each.dense is not None]
+            cosines = np.concatenate(dense).astype(np.float64)
+            best = rank(np.where(cosines >= floor, cosines, NOT_FOUND))
             if query.sparse is not None and query.sparse.terms:
                 by_words = rank(self._by_words(documents, query.sparse))
-                best = fuse(best, by_words, chunks, self._space.sparse_weight)
+                best = fuse(best, by_words, len(chunks), self._space.sparse_weight)
         else:
             assert query.sparse is not None
-            by_words = self._by_words(documents, query.sparse)
-            best = rank({id_: score for id_, score in by_words.items() if score >= floor})
+            scores = self._by_words(documents, query.sparse)
+            best = rank(np.where(scores >= floor, scores, NOT_FOUND))
         return [
-            RetrievedChunk(**asdict(chunks[id_]), score=best[id_], cosine=cosines.get(id_))
-            for id_ in list(best)[:limit]
+            RetrievedChunk(
+                **asdict(chunks[place]),
+                score=float(score),
+                cosine=None if cosines is None else float(cosines[place]),
+            )
+            for place, score in zip(best.places[:limit], best.scores[:limit], strict=True)
         ]
 
-    def _by_words(self, documents: Sequence[_Vectors], query: SparseVector) -> dict[str, float]:
+    def _by_words(self, documents: Sequence[_Vectors], query: SparseVector) -> NDArray[np.float64]:
         """Return the products of term weights, of chunks that share a term with the query."""
-        found = [[each.terms.find(term) for term in query.terms] for each in documents]
+        found = [each.terms.find(query.terms) for each in documents]
         idf = np.ones(len(query.terms))
         if self._space.idf:  # counted over these documents, by Qdrant's formula
             total = sum(each.terms.num_rows for each in documents)
-            counts = np.array([sum(len(rows[0]) for rows in of) for of in zip(*found, strict=True)])
+            counts = np.sum([ends - firsts for firsts, ends in found], axis=0)
             idf = np.log((total - counts + 0.5) / (counts + 0.5) + 1)
-        scores: dict[str, float] = {}
-        for each, by_term in zip(documents, found, strict=True):
-            sums = np.zeros(len(each.chunks))
-            shares = np.zeros(len(each.chunks), dtype=bool)
-            for (rows, weights), factor in zip(by_term, idf * query.weights, strict=True):
-                sums[rows] += factor * weights
-                shares[rows] = True
-            scores |= {each.chunks[row].id: float(sums[row]) for row in np.flatnonzero(shares)}
-        return scores
+        factors = idf * query.weights
+        scores = [
+            each.terms.multiply(*spans, factors, len(each.chunks))
+            for each, spans in zip(documents, found, strict=True)
+        ]
+        return np.concatenate(scores)
 
     async def evict(self, tenant: str, document_id: str) -> None:
-        """Delete a document, which frees its memory."""
-        await self.delete(tenant, document_id)
+        """Free a document's memory; its file stays."""
+        self._documents.pop((tenant, document_id), None)
 
     async def delete(self, tenant: str, document_id: str) -> None:
         """Delete a document; see `ChunkStore.delete`."""
-        self._documents.pop((tenant, document_id), None)
+        key = tenant, document_id
+        self._documents.pop(key, None)
+        await self._file(lambda files: files.remove(key))
 
     async def close(self) -> None:
-        """Free the memory of all documents."""
+        """Free the memory of all documents, and let another process have their files."""
         self._documents.clear()
+        await asyncio.to_thread(self._filing.shutdown)
+        if self._files:
+            self._files.close()
+
+    async def _file(self, call: Callable[[DocumentFiles], Result]) -> Result | None:
+        """Call something with the files, in their thread; return None where there are none."""
+        if self._files is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._filing, call, self._files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +203,25 @@ class _TermIndex:
         order = np.argsort(terms, kind="stable")
         return cls(terms[order], rows[order], weights[order], sum(map(bool, lengths)))
 
-    def find(self, term: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Return the chunks that have a term, and its weight in each."""
-        number = np.uint32(term)
-        first, end = (int(self.terms.searchsorted(number, side)) for side in ("left", "right"))
-        return self.rows[first:end], self.weights[first:end]
+    def find(self, terms: Sequence[int]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return where the weights of each term begin and end."""
+        numbers = np.array(terms, np.uint32)
+        return self.terms.searchsorted(numbers, "left"), self.terms.searchsorted(numbers, "right")
+
+    def multiply(
+        self,
+        firsts: NDArray[np.intp],
+        ends: NDArray[np.intp],
+        factors: NDArray[np.float64],
+        num_chunks: int,
+    ) -> NDArray[np.float64]:
+        """Return each chunk's sum of ``factor * weight``; `NOT_FOUND` where it has no such term."""
+        lengths = ends - firsts
+        at = np.arange(lengths.sum()) + np.repeat(ends - np.cumsum(lengths), lengths)
+        rows = self.rows[at]
+        parts = self.weights[at] * np.repeat(factors, lengths)
+        sums = np.bincount(rows, weights=parts, minlength=num_chunks)
+        return np.where(np.bincount(rows, minlength=num_chunks) > 0, sums, NOT_FOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,4 +268,30 @@ class _Vectors:
             dense,
             _TermIndex.of([each.sparse or nothing for _, each in findable]),
             StoredDocument(len(findable), num_tokens),
+        )
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the content of the document's file."""
+        about = {
+            "chunks": {
+                name: [getattr(each, name) for each in self.chunks] for name in _CHUNK_FIELDS
+            },
+            "num_tokens": self.stored.num_tokens,
+            "num_rows": self.terms.num_rows,
+        }
+        terms = {name: getattr(self.terms, name) for name in ("terms", "rows", "weights")}
+        dense = {} if self.dense is None else {"dense": self.dense}
+        return {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)} | terms | dense
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Return the document of a file with this content."""
+        about = json.loads(arrays["about"].tobytes())
+        chunks = tuple(map(Chunk, *(about["chunks"][name] for name in _CHUNK_FIELDS)))
+        terms = {name: arrays[name] for name in ("terms", "rows", "weights")}
+        return cls(
+            chunks,
+            arrays.get("dense"),
+            _TermIndex(**terms, num_rows=about["num_rows"]),
+            StoredDocument(len(chunks), about["num_tokens"]),
         )

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
+import numpy as np
 from qdrant_client import AsyncQdrantClient
 from qdrant_client import models as qm
 from qdrant_client.common.client_exceptions import QdrantException
@@ -19,7 +20,7 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.embedding import Embedding, VectorSpace, check_space
-from retrieval.ranking import fuse, rank
+from retrieval.ranking import NOT_FOUND, fuse, rank
 from retrieval.retrieval_errors import ChunksMissing, CollectionMismatch, StoreUnavailable
 
 _DENSE = "dense"
@@ -106,16 +107,16 @@ class QdrantCollection:
             responses = await self.client.query_batch_points(self.name, queries)
         rankings = []
         for response in responses:
-            scores = {str(point.id): point.score for point in response.points}
-            rankings.append(rank({id_: scores[id_] for id_ in in_order if id_ in scores}))
+            found = {str(point.id): point.score for point in response.points}
+            rankings.append(rank(np.array([found.get(id_, NOT_FOUND) for id_ in in_order])))
         best = rankings[0]
-        cosines = {} if query.dense is None else best
+        cosines = {} if query.dense is None else best.by_name(in_order)
         if len(rankings) > 1:
-            best = fuse(rankings[0], rankings[1], in_order, self._space.sparse_weight)
-        chosen = list(best)[:limit]
-        payloads = await self._payloads(scope, chosen)
+            best = fuse(rankings[0], rankings[1], len(in_order), self._space.sparse_weight)
+        chosen = dict(islice(best.by_name(in_order).items(), limit))
+        payloads = await self._payloads(scope, list(chosen))
         kept = [id_ for id_ in chosen if id_ in payloads]
-        return [_to_chunk(payloads[id_], best[id_], cosines.get(id_)) for id_ in kept]
+        return [_to_chunk(payloads[id_], chosen[id_], cosines.get(id_)) for id_ in kept]
 
     async def count(self, tenant: str, documents: Iterable[str]) -> int:
         """Return how many chunks of a tenant's documents the collection holds."""

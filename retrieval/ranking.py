@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from retrieval.chunking import RetrievedChunk
 
@@ -14,60 +17,68 @@ _RRF_CONSTANT = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
 _RELATIVE_ROUNDING = 1e-5
 _ABSOLUTE_ROUNDING = 1e-6  # the same for scores near 0
 
+NOT_FOUND = -np.inf
+"""The score of a chunk that a search does not find."""
 
-def rank(scores: Mapping[str, float]) -> dict[str, float]:
-    """Sort by score, best first; equal scores keep the order in which they are given.
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Chunks that a search found, best first.
+
+    Attributes:
+        places: Their places among all chunks [found].
+        scores: Their scores [found].
+    """
+
+    places: NDArray[np.intp]
+    scores: NDArray[np.float64]
+
+    def by_name(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the scores by the chunks' names, which are given for all chunks."""
+        return dict(zip((names[at] for at in self.places), self.scores.tolist(), strict=True))
+
+
+def rank(scores: NDArray[np.float64]) -> Ranking:
+    """Sort chunks by score, best first; equal scores keep the order in which they are given.
 
     Scores are equal when a chain of differences no larger than rounding joins them. Each gets the
     best score of its chain, so that a later sort finds them equal too.
+
+    Args:
+        scores: The score of every chunk, or `NOT_FOUND`.
     """
-    groups: list[list[str]] = []
-    previous = math.inf
-    for id_ in sorted(scores, key=lambda id_: -scores[id_]):
-        score = scores[id_]
-        if groups and math.isclose(
-            score, previous, rel_tol=_RELATIVE_ROUNDING, abs_tol=_ABSOLUTE_ROUNDING
-        ):
-            groups[-1].append(id_)
-        else:
-            groups.append([id_])
-        previous = score
-    place = {id_: index for index, id_ in enumerate(scores)}
-    return {
-        id_: scores[group[0]] for group in groups for id_ in sorted(group, key=place.__getitem__)
-    }
-
-
-def reciprocal_ranks(
-    rankings: Iterable[Iterable[str]], in_order: Sequence[str]
-) -> dict[str, float]:
-    """Fuse rankings by reciprocal rank: score ``sum of 1 / (60 + rank)``, ranks from zero.
-
-    Ids come with their scores, best first; equal scores are in the order of `in_order`.
-    """
-    fused: dict[str, float] = {}
-    for ranking in rankings:
-        for place, id_ in enumerate(ranking):
-            fused[id_] = fused.get(id_, 0.0) + 1 / (_RRF_CONSTANT + place)
-    in_place = [id_ for id_ in in_order if id_ in fused]
-    return {id_: fused[id_] for id_ in sorted(in_place, key=lambda id_: -fused[id_])}
+    places = np.flatnonzero(scores > NOT_FOUND)
+    places = places[np.argsort(-scores[places], kind="stable")]
+    falling = scores[places]
+    sizes = np.abs(falling)
+    rounding = _RELATIVE_ROUNDING * np.maximum(sizes[1:], sizes[:-1])
+    differs = falling[:-1] - falling[1:] > np.maximum(rounding, _ABSOLUTE_ROUNDING)
+    is_first = np.concatenate([np.ones(min(1, len(places)), bool), differs])
+    chains = np.cumsum(is_first) - 1
+    return Ranking(places[np.lexsort((places, chains))], falling[is_first][chains])
 
 
 def fuse(
-    by_meaning: Mapping[str, float],
-    by_words: Mapping[str, float],
-    in_order: Iterable[str],
-    sparse_weight: float | None,
-) -> dict[str, float]:
-    """Return the scores of a dense and a sparse ranking together, best first.
+    by_meaning: Ranking, by_words: Ranking, num_chunks: int, sparse_weight: float | None
+) -> Ranking:
+    """Rank chunks by a dense and a sparse ranking together; see `ChunkStore.search`.
 
-    Only chunks with a dense score count; see `ChunkStore.search`.
+    Only chunks with a dense score count. Rankings of `num_chunks` chunks are fused by reciprocal
+    rank where there is no weight: score ``sum of 1 / (60 + rank)``, ranks from zero.
     """
-    in_place = [id_ for id_ in in_order if id_ in by_meaning]
-    if sparse_weight is None:
-        by_words = {id_: score for id_, score in by_words.items() if id_ in by_meaning}
-        return reciprocal_ranks([by_meaning, by_words], in_place)
-    return rank({id_: by_meaning[id_] + sparse_weight * by_words.get(id_, 0.0) for id_ in in_place})
+    fused = np.full(num_chunks, NOT_FOUND)
+    fused[by_meaning.places] = 0.0
+    is_meant = fused[by_words.places] == 0.0
+    words = Ranking(by_words.places[is_meant], by_words.scores[is_meant])
+    if sparse_weight is not None:
+        fused[by_meaning.places] = by_meaning.scores
+        fused[words.places] += sparse_weight * words.scores
+        return rank(fused)
+    for each in (by_meaning, words):
+        fused[each.places] += 1 / (_RRF_CONSTANT + np.arange(len(each.places)))
+    places = np.sort(by_meaning.places)
+    places = places[np.argsort(-fused[places], kind="stable")]
+    return Ranking(places, fused[places])
 
 
 def select(

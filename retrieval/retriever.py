@@ -37,7 +37,7 @@ class Retriever:
 
     A document is identified by a hash of tenant, name and text; concurrent requests for a new one
     share its indexing. Beyond `RetrievalConfig.cache_size` chunks the least recently used ones
-    are forgotten, and are deleted from a store of this process. Tenants take turns at a few
+    are forgotten, and leave the memory of a store of this process. Tenants take turns at a few
     threads, a few passages at a time. A retriever belongs to one event loop.
     """
 
@@ -338,28 +338,29 @@ async def open_retriever(
         config: Settings of retrieval.
         token_offsets: Returns the character ranges of the target's tokens.
         embedder: A loaded embedder to use instead of the configured one.
-        tokenizer: A fingerprint of the target's tokenizer, under which a shared store keeps what
-            was cut by it; needed for a store on a server.
+        tokenizer: A fingerprint of the target's tokenizer, under which a store keeps what was cut
+            by it; needed for a store that outlives this process.
 
     Raises:
-        ValueError: If the store is on a server and no fingerprint is given.
+        ValueError: If the store is on a server or has a folder and no fingerprint is given.
         EmbedderFailed: If the model cannot be loaded.
         CollectionMismatch: If the collection was made for another embedder.
+        StoreUnavailable: If the store's folder cannot be written, or another process has it.
     """
-    if isinstance(config.store, ServerStoreConfig) and not tokenizer:
-        raise ValueError("a shared store keeps chunks by their tokenizer: give its fingerprint")
+    if config.store.outlives_process and not tokenizer:
+        raise ValueError("the store keeps chunks by their tokenizer: give its fingerprint")
     if embedder is None:
         embedder = await asyncio.to_thread(make_embedder, config.embedder)
     store: ChunkStore
+    index = config.index_name(tokenizer)
     if isinstance(config.store, ServerStoreConfig):
         from retrieval.shared_store import SharedChunkStore
 
-        index = config.index_name(tokenizer)
         store = await SharedChunkStore.open(config.store, config.collection, embedder.space, index)
     else:
         from retrieval.local_store import LocalChunkStore
 
-        store = LocalChunkStore(embedder.space)
+        store = await asyncio.to_thread(LocalChunkStore.open, config.store, embedder.space, index)
     return Retriever(config, embedder, store, token_offsets)
 
 

@@ -59,12 +59,35 @@ class LocalStoreConfig(Frozen):
 
     is_shared: ClassVar[bool] = False  # by several retrievers
     kind: Literal["local"] = "local"
+    folder: str | None = Field(
+        None,
+        min_length=1,
+        description="A folder of this store alone, in which documents outlive the process; without "
+        "one they are in memory only.",
+    )
+    ttl_s: Finite = Field(
+        30 * 86_400.0,
+        ge=60,
+        description="Seconds that a document stays in the folder after its last use.",
+    )
+
+    @model_validator(mode="after")
+    def _only_files_expire(self) -> Self:
+        if self.folder is None and "ttl_s" in self.model_fields_set:
+            raise ValueError("store.ttl_s is for documents in a folder: set store.folder too")
+        return self
+
+    @property
+    def outlives_process(self) -> bool:
+        """Whether another process may find the documents of this one."""
+        return self.folder is not None
 
 
 class ServerStoreConfig(Frozen):
     """Connection settings of a Qdrant server, 1.19 or later."""
 
     is_shared: ClassVar[bool] = True
+    outlives_process: ClassVar[bool] = True
     kind: Literal["server"]
     url: str = Field(description="For instance https://qdrant.example.org:6333")
     api_key: SecretStr | None = None

@@ -101,7 +101,7 @@ class ChunkStore(Protocol):
     async def evict(self, tenant: str, document_id: str) -> None:
         """Make room for other documents.
 
-        A store of one retriever deletes the document; a shared one may keep it for the others.
+        It leaves this process's memory; a disk or a server may keep it.
         """
         ...
 

@@ -6,18 +6,9 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-# Words that say nothing about a question's topic. Inverse document frequency cannot replace the
-# list: "what" and "please" are rare in documents, and would outweigh the names in the question.
-_FUNCTION_WORDS = frozenset(
-    """
-    a all an and any are as at be been but by can could did do does for from had has have he her his
-    how i if in into is it its ll many me much my no not of on or our please re s say she should so
-    some such t tell than that the their them then there these they this those to us ve was we were
-    what when where which who whom whose why will with would you your
-    """.split()  # noqa: SIM905
-)
-_CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-_TERM = re.compile(rf"([{_CJK}]+)|[^\W_{_CJK}]+")
+from rapid.citing.words import CJK, FUNCTION_WORDS
+
+_TERM = re.compile(rf"([{CJK}]+)|[^\W_{CJK}]+")
 _SENTENCE_END = re.compile(r"[.!?:]\s")
 
 
@@ -33,7 +24,7 @@ def terms(text: str) -> Iterator[str]:
 def content_terms(question: str) -> list[str]:
     """Return the terms of a question without function words, or all if it has no others."""
     found = list(terms(question))
-    return [term for term in found if term not in _FUNCTION_WORDS] or found
+    return [term for term in found if term not in FUNCTION_WORDS] or found
 
 
 def names(question: str) -> set[str]:

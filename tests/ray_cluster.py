@@ -6,6 +6,7 @@ application with `FakeEngine` in its pools: same leases, same loop, same API.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import shutil
 import socket
@@ -21,6 +22,7 @@ import pytest
 
 from rapid.messages import GenerateRequest, Message, SpeculationRequest
 
+ROOT = Path(__file__).parent.parent
 FAKES = "fakes"
 REAL = "rapid"
 # Spans go to files, of requests alone whose caller traces them.
@@ -88,11 +90,20 @@ def application(ray_cluster: str) -> str:
 
 def real_config(**orchestrator: Any) -> Any:
     """The settings of `serve_config.yaml` with these of the orchestrator."""
-    from deployments.app import check
-
-    config = check("serve_config.yaml")
+    config = shipped_config()
     settings = config.orchestrator.model_copy(update=orchestrator)
     return config.model_copy(update={"orchestrator": settings})
+
+
+def shipped_config() -> Any:
+    """The settings of `serve_config.yaml`, with a library of the tests' own."""
+    from deployments.app import check
+
+    config = check(ROOT / "serve_config.yaml")
+    folder = Path(tempfile.mkdtemp(prefix="rapid-library-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    library = config.library.model_copy(update={"folder": folder})
+    return config.model_copy(update={"library": library})
 
 
 @dataclass(frozen=True)

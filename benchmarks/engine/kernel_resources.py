@@ -6,7 +6,7 @@ keys and values: two mean that a block is loaded while the one before is compute
 compiled for capabilities 8.0 (A100), 8.9 (L4, L40S), 9.0 (H100, H200), 10.0 (B200) and 12.0 (RTX):
 attention in every number format, with the blocks and tiles that a device takes, and with KV in fp8
 and queries in bfloat16. `--drawing` prints the kernels that draw and judge tokens instead, and
-`--layers` those of a layer's other operations.
+`--layers` those of a layer's other operations, and the merge of attention's parts.
 
     python -m benchmarks.engine.kernel_resources [--json] [--quick | --first] [--drawing | --layers]
 """
@@ -27,12 +27,14 @@ from triton.compiler import ASTSource
 
 from rapid.engines.attention.triton_kernel import (
     LAUNCHES,
+    MERGED,
     Launch,
     _attend_to_items,
+    _merge_parts,
     constants_of,
     first_launch,
 )
-from rapid.engines.attention.work_items import TILES, tiling_of
+from rapid.engines.attention.work_items import ITEM, ROW, TILES, tiling_of
 from rapid.engines.forward import layer_kernels
 from rapid.speculation.fast import race_kernels, row_kernels
 
@@ -57,6 +59,8 @@ FP8 = "fp8e4nv"  # Triton's name of e4m3
 LAYER_WIDTHS = (2048, 5376, 8192, 16384)
 LAYER_HEADS = (64, 96, 128, 256)
 LAYER_TYPES = {"scales": "*fp32", "epsilon": "fp32", "slots": "*i64", "kv_head_stride": "i32"}
+MERGING_TYPES = dict.fromkeys(("parts", "lses", "sinks"), "*fp32")
+MERGING_TYPES |= {"table": "*i32", "rows_at": "i32"}
 FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 ALIGNED = {"query", "keys", "values", "table", "parts", "lses"}
 ALIGNED |= {"query_head_stride", "query_row_stride", "kv_head_stride"}  # Triton finds that out
@@ -131,26 +135,29 @@ def layer_resources(capability: int) -> list[dict[str, Any]]:
         kept = f"*{FP8}" if is_fp8 else "*bf16"
         types = LAYER_TYPES | dict.fromkeys(("normed", "output", "keys", "values"), kept)
         types |= dict.fromkeys(("after", "weight", "factors"), "*fp32" if has_all else "*bf16")
-        absent = {} if has_all else dict.fromkeys(("after", "factors", "centre"))
+        absent = {} if has_all else dict.fromkeys(("after", "factors", "centre", "sinks"))
         absent |= {} if is_fp8 else {"scales": None}
-        cases: list[tuple[str, int, dict[str, object]]] = []
+        cases: list[tuple[Any, int, dict[str, object]]] = []
         for width in LAYER_WIDTHS:
             block = 1 << (width - 1).bit_length()
             constants = {"WIDTH": width, "BLOCK": block}
-            cases.append(("_add_norm", layer_kernels.warps_of(block), constants))
+            cases.append((layer_kernels._add_norm, layer_kernels.warps_of(block), constants))
         for head_dim in LAYER_HEADS:
             dim, tile = layer_kernels.tile_of(head_dim)
             constants = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "DIM": dim}
             constants |= {"ROTATED": head_dim, "TILE": tile, "IS_FP8": is_fp8}
-            cases.append(("_store_heads", 4, constants))
+            cases.append((layer_kernels._store_heads, 4, constants))
+            constants = constants | {"ITEM": ITEM, "ROW": ROW, "MERGED": MERGED}
+            cases.append((_merge_parts, 4, constants))
         for kind in layer_kernels.KINDS:
             constants = {"WIDTH": 14_336, "KIND": kind, "BLOCK": layer_kernels.GATED}
-            cases.append(("_gate", layer_kernels.GATE_WARPS, constants))
+            cases.append((layer_kernels._gate, layer_kernels.GATE_WARPS, constants))
         found += [
             small_resources(
-                capability, getattr(layer_kernels, name), constants | absent, types, "*bf16", warps
+                *(capability, kernel, constants | absent),
+                *(MERGING_TYPES if kernel is _merge_parts else types, "*bf16", warps),
             )
-            for name, warps, constants in cases
+            for kernel, warps, constants in cases
         ]
     return found
 

@@ -100,6 +100,7 @@ def target_steps(bench: Bench, target: Served, most: int) -> None:
     before = bench.driver_bytes()
     runner, ordinary = target.runner(), target.runner(is_captured=False)
     for context in plan.contexts:
+        gaps: dict[int, float] = {}  # milliseconds by batch for which the device is idle
         room = most * plan.contexts[0] // context
         batches = [batch for batch in plan.batches if batch <= room]
         for batch in plan.batches:
@@ -120,17 +121,19 @@ def target_steps(bench: Bench, target: Served, most: int) -> None:
                     beside = f"; ordinary {eager:.2f} ms"
                 if rows == 1:
                     number, busy = bench.count_launches(run)
-                    gap = max(0.0, ms - busy)
+                    gap = gaps[batch] = max(0.0, ms - busy)
                     beside += f"; {number} launches, idle for {gap:.2f} ms"
                     beside += f"; {least / ms * bench.peak()[0] / 1e9:.0f} GB/s"
-                    if batch == 1:
-                        bench.lose("step_s", gap)
                 if rows > 1:
                     beside += f"; {ms / times[context, batch, 1]:.2f}x of decoding 1"
                 bench.say(
                     f"8B, {batch} x {context}, {'decode' if rows == 1 else f'verify {rows}'}",
                     f"{ms:.2f} ms = {least / ms:.0%} of the bytes' speed{beside}",
                 )
+        if (most_at_once := max(gaps, default=1)) > 1:
+            each = max(0.0, gaps[most_at_once] - gaps[1]) / (most_at_once - 1)
+            bench.lose("sequence_s", each)
+            bench.lose("step_s", gaps[1] - each)
     shapes = {(batch, rows) for _, batch, rows in times}
     each = (bench.driver_bytes() - before) / len(shapes) / 2**20
     bench.say(f"the driver's memory for {len(shapes)} shapes of steps", f"{each:.0f} MiB each")

@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -33,6 +32,7 @@ from deployments.api.backend.service import GenerationService
 from deployments.api.chat.chat_dialect import ChatDialect
 from deployments.api.chat.wire import Json, model_card
 from deployments.api.dialect import Dialect, Question
+from deployments.api.files.attaching import add_places, attach_stored
 from deployments.api.files.file_routes import Endpoint, FileRoutes
 from deployments.api.files.store_routes import StoreRoutes
 from deployments.api.gate.admission import Admission
@@ -50,15 +50,13 @@ from deployments.config.api_config import ApiConfig
 from deployments.config.tenants import Tenants
 from library.accounts.books import Accounts
 from library.accounts.callers import Scope as KeyScope
-from library.opening import LibraryAccess
+from library.library_access import LibraryAccess
 from rapid.errors import (
     BadRequest,
     ConfigurationError,
     Overloaded,
-    PromptTooLong,
     TargetUnavailable,
     Unauthorized,
-    UnknownDocument,
 )
 from rapid.messages import GenerateRequest
 from rapid.ports import Clock
@@ -126,7 +124,7 @@ class Ingress:
                 ),
                 *(
                     self._route(path, answer, method, scope="documents")
-                    for method, path, answer in self._stored()
+                    for method, path, answer in self._file_endpoints()
                 ),
                 *(
                     self._route(path, handler, method, scope=scope)
@@ -241,40 +239,11 @@ class Ingress:
             except ConfigurationError as error:
                 _log.error("new keys are refused, those in force stay: %s", error)
 
-    def _stored(self) -> Iterator[Endpoint]:
+    def _file_endpoints(self) -> Iterator[Endpoint]:
         """Yield the endpoints of files and vector stores."""
         if self._library is not None:
             yield from FileRoutes(self._library, self._bodies).endpoints()
             yield from StoreRoutes(self._library, self._bodies, self._service).endpoints()
-
-    async def _attach(self, asked: Question, sent: GenerateRequest) -> GenerateRequest:
-        """Return a request with the stored documents that its caller names.
-
-        Raises:
-            UnknownDocument: One is not the caller's, or this server keeps no files.
-            DocumentNotReady: One has not been read or indexed yet.
-        """
-        named = asked.stored
-        if named is None:
-            return sent
-        if self._library is None:
-            raise UnknownDocument("This server keeps no files: send texts.", "rapid.documents")
-        library = await self._library.get()
-        found = await library.documents.find(
-            sent.tenant, named.file_ids, named.store_ids, named.filters
-        )
-        sent = replace(sent, documents=sent.documents + found)
-        num_chars, most = (
-            sum(each.num_chars for each in sent.documents),
-            self._config.max_characters,
-        )
-        if most is not None and num_chars > most:
-            raise PromptTooLong(
-                f"the documents have {num_chars} characters together, and this server takes {most} "
-                "at most",
-                "rapid.documents",
-            )
-        return sent
 
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
         request_id = _request_id(request)
@@ -285,7 +254,8 @@ class Ingress:
             body = await self._bodies.admit(request, dialect.media_types, record, stack)
             asked, sent = await dialect.parse(body, self._config, request_id, tenant)
             record.model = sent.model
-            sent = await self._attach(asked, sent)
+            most = self._config.max_characters
+            sent, files = await attach_stored(self._library, asked.stored, sent, most)
             event_id = request.headers.get("last-event-id")
             cursor = Cursor.of_event(event_id, sent) if event_id else Cursor.first(sent)
             record.answer_id = cursor.answer_id
@@ -297,7 +267,8 @@ class Ingress:
             answer = partial(continue_events, self._service, sent, cursor)
             feed = EventFeed(answer, request.receive, record.note, partial(self._explain, asked))
             await stack.enter_async_context(feed)
-            events = await feed.begin(self._config.heartbeat_s)
+            begun = await feed.begin(self._config.heartbeat_s)
+            events = add_places(begun, self._library, files)
             fingerprint = _fingerprint(sent.model)
             reply = dialect.reply(asked, cursor, fingerprint, record.began, self._clock)
             _log.info("request %s is answered as %s", request_id, reply.id)

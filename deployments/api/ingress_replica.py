@@ -24,8 +24,8 @@ from deployments.config.live import accept_settings
 from deployments.logs import log_with_serve
 from deployments.metrics import IngressMetrics
 from library.accounts.books import Accounts
+from library.library_access import LibraryAccess
 from library.library_config import LibraryConfig
-from library.opening import LibraryAccess
 from rapid.errors import ConfigurationError
 
 _REPORT_S = 2.0  # Ray collects metrics every ten seconds

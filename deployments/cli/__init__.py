@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from deployments.cli import (
     ask_command,
+    documents_command,
     draining,
     evaluating,
     keys,
@@ -70,6 +71,7 @@ def _options(
 
 
 app.command("ask")(ask_command.ask)
+app.add_typer(documents_command.documents, name="documents")
 app.command("replay")(replaying.replay)
 app.command("sample-document")(samples.sample_document)
 app.command("serve")(serving.serve)

@@ -13,13 +13,21 @@ import typer
 from rich.table import Table
 
 from deployments.cli.citations import origin, passages
+from deployments.cli.server_client import (
+    CONNECT_TIMEOUT_S,
+    SILENCE_TIMEOUT_S,
+    KeyOption,
+    Url,
+    connect,
+    give_up,
+    parse_body,
+    refuse,
+)
 from deployments.cli.terminal import DEFAULT_URL, Waiting, fail, make_title_table, note, out
 
 if TYPE_CHECKING:
     import httpx
 
-_CONNECT_TIMEOUT_S = 5.0  # for `rapid ask` to connect
-_SILENCE_TIMEOUT_S = 60.0  # a stream has a heartbeat every few seconds, once it has begun
 _FOREIGN = 0.2  # generated documents have no unknown words, other English 0.7
 _SETTINGS = "seed coupling transfer eta max_draft plausibility draft_top_k transfer_temperature"
 
@@ -39,12 +47,12 @@ def ask(
         list[Path] | None,
         typer.Option("--document", "-d", help="A text file (UTF-8); may be repeated."),
     ] = None,
-    url: Annotated[
-        str, typer.Option(envvar="RAPID_URL", help="Where the server is.")
-    ] = DEFAULT_URL,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="RAPID_API_KEY", help="If the server wants one.")
+    file: Annotated[
+        list[str] | None,
+        typer.Option("--file", metavar="ID", help="A file that the server keeps; may be repeated."),
     ] = None,
+    url: Url = DEFAULT_URL,
+    api_key: KeyOption = None,
     model: Annotated[
         str | None, typer.Option(help="By default the one that the server has.")
     ] = None,
@@ -105,6 +113,7 @@ def ask(
         "max_draft": max_draft,
         "retrieval_tokens": retrieval_tokens,
         "documents": documents,
+        "file_ids": file,
         "progress": True,
         "explain": "tokens" if receipt_file else None,
     }
@@ -119,16 +128,18 @@ def ask(
         "rapid": {key: value for key, value in rapid.items() if value is not None},
     }
     body = {key: value for key, value in body.items() if value is not None}
-    with _client(url, api_key) as client:
+    with connect(url, api_key) as client:
         card = _card(client, model)
         is_embedded = card.get("rapid", {}).get("embedded", False)
         if is_embedded:
             _warn_of_foreign(documents or [{"name": "the question", "text": question}])
+        names = [_name_of(client, each) for each in file or ()]
         silence_s = card.get("rapid", {}).get("silence_s", 0.0)
         body["model"] = card["id"]
         receipt, usage = _stream(client, body, silence_s)
     if receipt_file is not None:
         _write(receipt_file, body, receipt, is_embedded=is_embedded)
+    documents = [*documents, *({"name": name, "text": ""} for name in names)]
     if (line := origin(receipt, documents)) is not None:
         note(line)
     for place, text in passages(receipt, documents) if sources else ():
@@ -179,28 +190,6 @@ def _write(path: Path, body: _Json, receipt: _Json, *, is_embedded: bool) -> Non
         fail(f"{path} cannot be written: {error.strerror}")
 
 
-def _client(url: str, api_key: str | None) -> httpx.Client:
-    import httpx
-
-    from deployments.config.tenants import is_loopback
-
-    if api_key and not (api_key.isascii() and api_key.isprintable()):
-        fail("--api-key has characters that no key has: a key is one word of ASCII characters")
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        base = httpx.URL(url.rstrip("/").removesuffix("/v1"))  # `rapid serve` prints it with /v1
-    except httpx.InvalidURL as error:
-        fail(f"--url {url} is no URL: {error}")
-    if base.scheme not in ("http", "https") or not base.host:
-        fail(f"--url {url} is no URL: write it as http://127.0.0.1:8000")
-    return httpx.Client(
-        base_url=base,
-        headers=headers,
-        timeout=httpx.Timeout(_SILENCE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S),
-        trust_env=not is_loopback(base.host),  # a proxy cannot reach this machine's loopback
-    )
-
-
 def _warn_of_foreign(texts: list[_Json]) -> None:
     """Say of texts that the embedded models cannot understand that they cannot."""
     from rapid.embedded.wording import unknown_share
@@ -215,16 +204,24 @@ def _warn_of_foreign(texts: list[_Json]) -> None:
         )
 
 
+def _name_of(client: httpx.Client, file_id: str) -> str:
+    """Return the name of a file that the server keeps."""
+    response = client.get(f"/v1/files/{file_id}")
+    if response.status_code != 200:
+        refuse(response.status_code, response.content)
+    return str(response.json()["filename"])
+
+
 def _card(client: httpx.Client, model: str | None) -> _Json:
     import httpx
 
     try:
         response = client.get("/v1/models")
     except httpx.HTTPError as error:
-        _unreachable(client, error)
+        give_up(client, error)
     if response.status_code != 200:
         _refuse(response.status_code, response.content, ())
-    cards: list[_Json] = _parse(response.content).get("data", [])
+    cards: list[_Json] = parse_body(response.content).get("data", [])
     if model is not None:
         return next((card for card in cards if card["id"] == model), {"id": model})
     if len(cards) != 1:
@@ -244,7 +241,7 @@ def _stream(client: httpx.Client, body: _Json, silence_s: float) -> tuple[_Json,
     waiting = Waiting(f"reading {num_characters:,} characters" if num_characters else "thinking")
     is_printing = False
     try:
-        timeout = httpx.Timeout(_SILENCE_TIMEOUT_S + silence_s, connect=_CONNECT_TIMEOUT_S)
+        timeout = httpx.Timeout(SILENCE_TIMEOUT_S + silence_s, connect=CONNECT_TIMEOUT_S)
         with client.stream("POST", "/v1/chat/completions", json=body, timeout=timeout) as response:
             if response.status_code != 200:
                 waiting.stop()
@@ -264,7 +261,7 @@ def _stream(client: httpx.Client, body: _Json, silence_s: float) -> tuple[_Json,
                         typer.echo(text, nl=False)
                         is_printing = True
     except httpx.HTTPError as error:
-        _unreachable(client, error)
+        give_up(client, error)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     finally:
@@ -285,22 +282,11 @@ def _chunks(response: httpx.Response) -> Iterator[_Json | str]:
             yield line.removeprefix(": ")
 
 
-def _unreachable(client: httpx.Client, error: Exception) -> NoReturn:
-    import httpx
-
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        fail(
-            f"no server answers at {client.base_url}: start one with `make run`, wait until it "
-            "says that it is ready, then ask again (or give another --url)"
-        )
-    fail(f"the server at {client.base_url} went silent ({type(error).__name__}): ask again")
-
-
 def _refuse(status: int, content: bytes, names: Sequence[str]) -> NoReturn:
-    error = _parse(content).get("error")
+    error = parse_body(content).get("error")
     if isinstance(error, dict) and error.get("message"):
         fail(_advice(error, names))
-    fail(f"the server answered {status}: is this a RAPID server, and has it finished starting?")
+    refuse(status, content)
 
 
 def _advice(error: _Json, names: Sequence[str]) -> str:
@@ -309,14 +295,6 @@ def _advice(error: _Json, names: Sequence[str]) -> str:
     message = _LENGTH.sub("--max-tokens", message).replace("`mode: rag`", "`--mode rag`")
     message = _DOCUMENT.sub(lambda found: f"--document {names[int(found[1])]}", message)
     return f"{message} Asking again may help." if error.get("retryable") else message
-
-
-def _parse(content: bytes) -> _Json:
-    try:
-        parsed = json.loads(content)
-    except ValueError:
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
 
 
 def _table(receipt: _Json, final: _Json) -> Table:

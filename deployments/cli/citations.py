@@ -39,7 +39,12 @@ def _places(chunks: Sequence[Json], documents: Sequence[Mapping[str, str]]) -> I
     for name in dict.fromkeys(chunk["document"] for chunk in chunks):
         of = sorted((each["start"], each["end"]) for each in chunks if each["document"] == name)
         text = texts.get(name, "")
-        if not text:  # a part of the question
+        unit = "page" if any("pages" in each for each in chunks) else "line"
+        kept = [each for each in chunks if each["document"] == name and f"{unit}s" in each]
+        if kept:  # a file that the server keeps
+            spans = sorted((each[f"{unit}s"][0], each[f"{unit}s"][1]) for each in kept)
+            yield f"{name}, {_spans(unit, spans)}"
+        elif not text:  # a part of the question
             yield name
         elif "\n" in text.strip():
             yield f"{name}, {_spans('line', [_lines(text, *each) for each in of])}"

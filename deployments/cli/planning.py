@@ -220,8 +220,9 @@ def _unspread(role: str, replica: Replica) -> str | None:
         return None
     spread = f"{replica.num_gpus} GPUs for the {role} are those of {replica.num_machines} machines"
     if replica.num_at_once == 1:
+        what = "experts" if replica.shape.experts else "weights"
         return (
-            f"{spread}, and weights of {replica.layer_bits:g} bits or with experts are split by "
+            f"{spread}, and {what} of {replica.layer_bits:g} bits are split by "
             f"layers within one: lower --{role}-gpus to {replica.machine_gpus}"
         )
     if replica.num_gpus % replica.machine_gpus:

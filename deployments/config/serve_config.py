@@ -16,7 +16,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from cluster.placement import PoolConfig, RequestPoolConfig
 from deployments.config.api_config import ApiConfig, ModelCard
-from library.library_config import LibraryConfig
+from deployments.config.library_pool import LibraryPoolConfig
 from rapid.config import (
     SERVED_DRAFTINGS,
     AnsweringConfig,
@@ -136,31 +136,6 @@ class OrchestratorPoolConfig(AnsweringConfig):
     acceptance_site: Literal["target", "orchestrator"] = "target"
     retrieval_wait_s: Finite = Field(30.0, gt=0)
     pool: RequestPoolConfig = RequestPoolConfig()
-
-
-class LibraryPoolConfig(LibraryConfig):
-    """Settings of the library, and of the replicas that read and index its files.
-
-    Attributes:
-        pool: Settings of the librarian's replicas.
-    """
-
-    pool: PoolConfig = PoolConfig()
-
-    @property
-    def kept(self) -> LibraryConfig:
-        """The settings that every process needs that opens the library."""
-        own = {name: getattr(self, name) for name in LibraryConfig.model_fields}
-        return LibraryConfig.model_construct(**own | {"folder": self.folder.absolute()})
-
-    @model_validator(mode="after")
-    def _a_folder_has_one_librarian(self) -> Self:
-        if self.database is None and self.pool.max_replicas > 1:
-            raise ValueError(
-                "a library in a folder has one librarian: set library.pool.max_replicas to 1, or "
-                "library.database and library.blobs"
-            )
-        return self
 
 
 Drafters = Annotated[

@@ -18,8 +18,8 @@ from deployments.logs import log_with_serve
 from deployments.metrics import RequestMetrics
 from deployments.orchestrator.pacing import pace
 from deployments.orchestrator.ray_services import RayServices
+from library.library_access import LibraryAccess
 from library.library_config import LibraryConfig
-from library.opening import LibraryAccess
 from rapid.answering.answers import gather_deltas
 from rapid.answering.request import RequestRun
 from rapid.checkpoints.text import ChatText

@@ -13,7 +13,7 @@ from deployments.orchestrator.lease_queue import LeaseQueue
 from deployments.orchestrator.ray_pools import RayPool
 from deployments.orchestrator.ray_retrieval import RayRetrieval
 from deployments.orchestrator.ray_verifiers import VerifierSettings
-from library.opening import LibraryAccess
+from library.library_access import LibraryAccess
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.services import Pools, Services
 from rapid.answering.sources import Drafts

@@ -11,8 +11,8 @@ from ray.serve.handle import DeploymentHandle
 from cluster.remote_failures import failure_of
 from deployments.logs import log_with_serve
 from library.ingestion import Ingestion
+from library.library_access import Library
 from library.library_config import LibraryConfig
-from library.opening import Library
 from rapid.errors import LibraryUnavailable, RetrievalUnavailable
 from rapid.messages import Document, DocumentRef, Reading, Tell, new_call_id
 

@@ -30,7 +30,7 @@ def read_docx(file: BinaryIO, limits: ParsingLimits) -> str:
     """Return the text of a DOCX file within the limit of what its text parts unpack to."""
     with zipfile.ZipFile(file) as archive:
         if any(info.flag_bits & 1 for info in archive.infolist()):
-            raise encrypted_document()
+            raise say_encrypted()
         if _TYPES not in archive.namelist():
             raise not_supported()
         room = _Room(archive, limits.unpacked_bytes)
@@ -52,7 +52,7 @@ def read_docx(file: BinaryIO, limits: ParsingLimits) -> str:
         return blocks.finish()
 
 
-def encrypted_document() -> UnreadableFile:
+def say_encrypted() -> UnreadableFile:
     """Return the error of a document with a password."""
     return UnreadableFile(
         "The document is encrypted. Remove its password in Word and send it again.",

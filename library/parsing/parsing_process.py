@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import BinaryIO, cast, get_args
 
 import library
-from library.parsing.layout import Layout, ParsedText
+from library.parsing.layout import ParsedText, TextLayout
 from library.parsing.parsing_limits import ParsingLimits, Progress
 from library.parsing.reading import MEDIA_TYPES
 from library.parsing.unreadable_file import UnreadableCode, UnreadableFile
@@ -106,7 +106,7 @@ async def _receive(
                     and 0 < layout_bytes <= limits.layout_bytes
                 ):
                     text = (await output.readexactly(text_bytes)).decode()
-                    layout = Layout.unpack(await output.readexactly(layout_bytes))
+                    layout = TextLayout.unpack(await output.readexactly(layout_bytes))
                     return ParsedText(text, media_type, layout)
                 case _:
                     raise _crash("it gave an answer without sense")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import pypdfium2
 from pypdfium2 import raw
 
-from library.parsing.layout import TENTHS, Layout, PageExtent
+from library.parsing.layout import TENTHS, PageExtent, TextLayout
 from library.parsing.parsing_limits import ParsingLimits, Progress
 from library.parsing.plain_text import clean_text
 from library.parsing.unreadable_file import UnreadableFile
@@ -19,7 +19,7 @@ from library.parsing.unreadable_file import UnreadableFile
 if TYPE_CHECKING:
     from pypdf import PdfReader
 
-Line = tuple[str, tuple[int, int, int, int]]  # its text and edges, as `Layout` has them
+Line = tuple[str, tuple[int, int, int, int]]  # its text and edges, as `TextLayout` has them
 
 _HYPHEN = "\ufffe"  # PDFium's mark of a hyphen at a line's end, after which the word goes on
 _HYPHEN_CODE = 2  # the same, where it gives single characters
@@ -30,7 +30,7 @@ _NOWHERE = (0, 0, 0, 0)  # the edges of a line whose place is not known
 
 def read_pdf(
     file: BinaryIO, limits: ParsingLimits, on_progress: Progress | None
-) -> tuple[str, Layout]:
+) -> tuple[str, TextLayout]:
     """Return the text of a PDF, its pages joined by blank lines, and its layout."""
     try:
         document = pypdfium2.PdfDocument(file)
@@ -39,11 +39,11 @@ def read_pdf(
             raise UnreadableFile(
                 "The PDF is encrypted. Remove its password and send it again.", "encrypted_file"
             ) from None
-        raise broken_pdf("It has no list of pages.") from error
+        raise say_broken("It has no list of pages.") from error
     with document:
         num_pages = len(document)
         if not num_pages:
-            raise broken_pdf("It has no pages.")
+            raise say_broken("It has no pages.")
         limits.check_pages(num_pages)
         second = _SecondOpinion(file)
         lines: list[Line] = []
@@ -72,10 +72,10 @@ def read_pdf(
         after = pages[-1].start if pages else len(text)
         pages.append(PageExtent(after if start is None else start, width, height))
     edges = array("i", (edge for _, line_edges in lines for edge in line_edges))
-    return text, Layout.of(text, reversed(pages), edges)
+    return text, TextLayout.of(text, reversed(pages), edges)
 
 
-def broken_pdf(why: str) -> UnreadableFile:
+def say_broken(why: str) -> UnreadableFile:
     """Return the error of a PDF that PDFium and pypdf cannot read."""
     return UnreadableFile(
         f"The PDF is broken. {why} Open it in a viewer, print it to a new PDF and send that.",
@@ -91,7 +91,7 @@ def _read_page(
         page = document[index]
     except pypdfium2.PdfiumError as error:
         if (text := second.read(index)) is None:
-            raise broken_pdf(f"Page {index + 1} cannot be read.") from error
+            raise say_broken(f"Page {index + 1} cannot be read.") from error
         return _lines_without_place(text), 0.0, 0.0
     with_text = page.get_textpage()
     try:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path, PurePath
 from typing import BinaryIO, Literal
 
-from library.parsing.layout import Layout, ParsedText
+from library.parsing.layout import ParsedText, TextLayout
 from library.parsing.parsing_limits import ParsingLimits, Progress, empty_file
 from library.parsing.plain_text import decode_text, not_supported
 from library.parsing.unreadable_file import UnreadableFile
@@ -71,12 +71,12 @@ def read_file(
     if not text.strip():
         raise empty_file()
     limits.check_text(len(text))
-    return ParsedText(text, _MEDIA_TYPES[kind], layout or Layout.of(text))
+    return ParsedText(text, _MEDIA_TYPES[kind], layout or TextLayout.of(text))
 
 
 def _read(
     file: BinaryIO, kind: Kind, limits: ParsingLimits, on_progress: Progress | None
-) -> tuple[str, Layout | None]:
+) -> tuple[str, TextLayout | None]:
     if kind == "pdf":
         from library.parsing.pdf_text import read_pdf  # each reader's library only where it is used
 
@@ -116,9 +116,9 @@ def _find_kind(file: BinaryIO, suffix: str) -> Kind:
 
 
 def _old_office(file: BinaryIO) -> UnreadableFile:
-    from library.parsing.docx_text import encrypted_document
+    from library.parsing.docx_text import say_encrypted
 
     head = file.read(1 << 20)  # the directory stands before a small file's content, or at its end
     file.seek(max(len(head), os.fstat(file.fileno()).st_size - len(head)))
     is_encrypted = "EncryptedPackage".encode("utf-16-le") in head + file.read()
-    return encrypted_document() if is_encrypted else not_supported("Save it as DOCX and send that.")
+    return say_encrypted() if is_encrypted else not_supported("Save it as DOCX and send that.")

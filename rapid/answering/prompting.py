@@ -11,6 +11,7 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rapid.answering.answerable import append_question
 from rapid.answering.decisions import Evidence
@@ -18,13 +19,15 @@ from rapid.answering.query import choose_query
 from rapid.answering.request_plan import too_long
 from rapid.checkpoints.text import ChatText
 from rapid.documents import InlineDocuments
-from rapid.errors import RapidError, RetrievalPending
+from rapid.errors import RapidError, RetrievalPending, UnknownDocument
 from rapid.messages import Document, GenerateRequest, Int32Array, Message, Tell, as_prompt
 from rapid.ports import DocumentResolver, Found, Passage, Retrieval
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
 from rapid.threads import Threads
 
 logger = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
 
 _NUM_THREADS = 2  # a megabyte of text takes each about 125 MB meanwhile
 _PLAUSIBLE_CHARACTERS = 8  # of a token; a text with more to each token of the context is suspect
@@ -154,6 +157,19 @@ class RequestPrompts:
         other._budget_tokens = budget_tokens
         other._budget_for = budget_for
         return other
+
+    async def read(
+        self, request: GenerateRequest, read: Callable[..., Made], *arguments: object
+    ) -> Made:
+        """Return what a function of a request's documents returns, in the threads of all requests.
+
+        Of documents that were deleted meanwhile there are none.
+        """
+        try:
+            documents = await self._resolver.resolve(request.tenant, request.documents)
+        except UnknownDocument:
+            documents = ()
+        return await self._threads.run(request.tenant, read, documents, *arguments)
 
     def close(self) -> None:
         """End the threads in which prompts are tokenized."""

@@ -8,11 +8,11 @@ from rapid.answering.decisions import FUSING
 from rapid.answering.run import Run
 from rapid.answering.session import Role
 from rapid.messages import Int32Array
-from rapid.receipt import ChunkUsed, Explanation, Receipt
+from rapid.receipt import ChunkUsed, Citations, Explanation, Receipt
 from rapid.speculation.statistics import RoundStatistics
 
 
-def receipt_of(run: Run) -> Receipt:
+def receipt_of(run: Run, citations: Citations | None = None) -> Receipt:
     """Build the receipt of a complete request; its eta is 0 if nothing was fused."""
     request, session = run.request, run.session
     decision, terms = run.outcome, session.terms
@@ -48,6 +48,7 @@ def receipt_of(run: Run) -> Receipt:
         is_fallback=decision.is_fallback,
         witness_tokens=len(run.prompts.get("witness", ())),
         kv_cache_dtype=dict(session.kv_cache_dtype),
+        citations=citations,
         explanation=_explanation(run.prompts, counters) if request.explain else None,
     )
 

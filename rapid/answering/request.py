@@ -22,6 +22,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from rapid.answering.citing import cite
 from rapid.answering.readings import Readings
 from rapid.answering.receipts import receipt_of
 from rapid.answering.request_leases import LOSSES, Leases
@@ -101,4 +102,5 @@ class RequestRun:
                 await session.release_all()
                 with span("failover"):
                     await leases.take(asyncio.Event())
-            yield Finished(receipt_of(run))
+            citations = await cite(run, leases.verifier) if run.request.citations else None
+            yield Finished(receipt_of(run, citations))

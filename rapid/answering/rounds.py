@@ -231,6 +231,7 @@ class Rounds:
         run = self._run
         self._resting.add(answer.choice)
         growing = {each.choice for each in run.answers if not each.is_finished}
-        if run.source is not None and growing <= self._resting:
+        is_kept = self._request.citations  # the drafter says at the end what the answer needed
+        if run.source is not None and growing <= self._resting and not is_kept:
             self._session.begin(run.source.release())
             run.source = None

@@ -188,6 +188,7 @@ class Session:
         beside: Holding | None = None,
         affinity: str = "",
         terms: Terms | None = None,
+        masks: Sequence[tuple[int, int]] = (),
     ) -> Holding:
         """Take a lease and begin its prefill.
 
@@ -203,6 +204,7 @@ class Session:
             beside: The request's first lease on this engine.
             affinity: Name of what the prompt is about; see `LeaseRequest`.
             terms: Settings of this lease alone; None takes the session's.
+            masks: Parts of the prompt that the committed tokens do not see; see `LeaseRequest`.
 
         Raises:
             Overloaded: There was no room in time.
@@ -220,6 +222,7 @@ class Session:
             beside=beside.lease.lease_id if beside else None,
             affinity=affinity,
             traceparent=current_traceparent(),
+            masks=tuple(masks),
         )
         held = await self._held.enter_async_context(AsyncExitStack())
         leasing = pool.lease(request, timeout_s=timeout_s, beside=beside.lease if beside else None)

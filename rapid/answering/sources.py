@@ -29,44 +29,45 @@ class PoolSource(DraftSource):
 
     Attributes:
         pool: Pool for the next lease.
+        held: The lease, if there is one.
     """
 
     _is_companion = False  # of the verifier's lease, on its engine
 
     def __init__(self, pool: EnginePool) -> None:
         self.pool = pool
-        self._held: Holding | None = None
+        self.held: Holding | None = None
 
     @property
     @override
     def lease(self) -> EngineLease | None:
-        return self._held.lease if self._held else None
+        return self.held.lease if self.held else None
 
     @override
     async def hold(self, needs: DraftNeeds) -> None:
         await self.release()
-        self._held = await needs.take(
+        self.held = await needs.take(
             self.pool, "drafter", needs.prompt_ids, is_beside=self._is_companion
         )
 
     @override
     def drafter(self, choice: int, committed: Sequence[int] = ()) -> Drafter[Any]:
-        assert self._held is not None
-        return self._held.lease.drafter(choice)
+        assert self.held is not None
+        return self.held.lease.drafter(choice)
 
     @override
     async def read(self) -> None:
-        assert self._held is not None
-        await self._held.prefill
+        assert self.held is not None
+        await self.held.prefill
 
     @override
     async def num_read(self) -> int:
-        assert self._held is not None
-        return await self._held.lease.num_read()
+        assert self.held is not None
+        return await self.held.lease.num_read()
 
     @override
     async def release(self) -> None:
-        held, self._held = self._held, None
+        held, self.held = self.held, None
         if held is not None:
             await held.release()
 

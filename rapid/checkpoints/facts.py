@@ -20,6 +20,7 @@ from rapid.errors import ConfigurationError
 from rapid.planning.families import refusal, sliding_layers, window_of
 from rapid.planning.packed_bits import (
     BITS,
+    MXFP4,
     PACKED_ROWS,
     STORED_METHODS,
     StoredBits,
@@ -45,6 +46,11 @@ class ModelFacts:
     quantization: dict[str, Any] | None
     # The same, where it is packed for our own decoder; others are left to transformers.
     stored: StoredBits | None = None
+
+    @property
+    def has_mxfp4(self) -> bool:
+        """Whether weights are stored in MXFP4, which are in memory as other weights are."""
+        return (self.quantization or {}).get("quant_method") == MXFP4
 
 
 def read_model_facts(config: EngineConfig) -> ModelFacts:
@@ -109,7 +115,7 @@ def _read_stored(
     if quantization is None:
         return None
     method, asked = quantization.get("quant_method", "bitsandbytes"), config.quantization
-    is_ours = method in STORED_METHODS
+    is_ours = method in (*STORED_METHODS, MXFP4)
     is_same = isinstance(asked, dict) and asked.get("quant_method", "bitsandbytes") == method
     if asked is not None and (is_ours or not is_same):
         raise ConfigurationError(f"{model} is stored quantized: leave quantization out")
@@ -121,6 +127,8 @@ def _read_stored(
             f"{model} is stored quantized ({method}), which is not for layers that accelerate "
             "places: set device to auto, cpu or cuda"
         )
+    if method == MXFP4:
+        return None
     try:
         stored = StoredBits.of(quantization)
     except (KeyError, TypeError, AttributeError, ValueError) as error:

@@ -128,6 +128,8 @@ def _has_four_bits(facts: ModelFacts) -> bool:
 def _weight_bytes(config: EngineConfig, facts: ModelFacts, width: int) -> float:
     """Return the bytes of the weights from safetensors headers, the hub's index or the shape."""
     part = facts.shape.part_of(config.tensor_parallel)
+    if facts.has_mxfp4:
+        return facts.shape.weight_bytes(8 * width, 8 * width)
     if facts.stored is not None:
         bits = packed_bits.layer_bits_of(part, facts.stored)
         return facts.shape.weight_bytes(bits, 8 * width)

@@ -8,10 +8,12 @@ import json
 import re
 import sys
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import date, datetime
+from itertools import accumulate
 from types import FrameType
 from typing import Any
 
@@ -132,6 +134,21 @@ class ChatText:
         (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
         offsets: list[tuple[int, int]] = encoding.offsets
         return offsets
+
+    def find_tokens(self, token_ids: Sequence[int], texts: Iterable[str]) -> list[tuple[int, int]]:
+        """Return the tokens [start, stop) that spell each of some texts, which come in order.
+
+        They are none for a text that is not found, as where the tokenizer normalizes it.
+        """
+        pieces = [self._pieces[token_id] for token_id in token_ids]
+        ends, spelled = [*accumulate(map(len, pieces))], b"".join(pieces)
+        found, after = list[tuple[int, int]](), 0
+        for text in map(str.encode, texts):
+            if (start := spelled.find(text, after)) >= 0:
+                after = start + len(text)
+            span = bisect_right(ends, start), 1 + bisect_left(ends, after)
+            found.append(span if start >= 0 else (0, 0))
+        return found
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of a whole answer, without its special tokens."""

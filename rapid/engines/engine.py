@@ -30,7 +30,7 @@ from rapid.engines.kv.rings import KeptWindows, RingPool
 from rapid.engines.parallel.leading import open_disk_tier, open_leading_runner
 from rapid.engines.work.base import Commit, Work
 from rapid.engines.work.drafting import Decode, Draft
-from rapid.engines.work.prefill import Prefill
+from rapid.engines.work.prefill import MaskedPrefill, Prefill
 from rapid.engines.work.verifying import (
     Score,
     Scored,
@@ -120,6 +120,7 @@ class Engine:
         Raises:
             PromptTooLong: The request can never fit.
             BadRequest: The request is malformed.
+            ConfigurationError: The engine is deterministic, and cannot mask.
             OutOfStep: The lease id is taken.
             LeaseNotFound: The lease named by `request.beside` is not open.
             EngineFailed: The engine is closed.
@@ -130,6 +131,8 @@ class Engine:
         for name, token_id in request.terms.sampling.name_tokens():
             if token_id >= self._vocab_size:
                 raise BadRequest(f"{name} names a token id beyond the vocabulary", name)
+        if request.masks and self._config.deterministic:
+            raise ConfigurationError("a deterministic engine leaves out no part of a prompt")
         reply = Reply()
 
         def answer(opened: Lease | Exception) -> None:
@@ -232,11 +235,12 @@ class Engine:
     async def prefill(self, lease_id: str) -> PrefillReceipt:
         """Compute the KV of the prompt and of tokens committed elsewhere, for all choices."""
         cache, ledger = self._compute.runner.cache, self._state.ledger
-        return await self._call(
-            lease_id,
-            lambda lease: Prefill(lease, cache, ledger.prefixes, ledger.page_tokens, self._kept),
-            PrefillReceipt,
-        )
+
+        def prefill(lease: Lease) -> Prefill:
+            kind = MaskedPrefill if lease.request.masks else Prefill
+            return kind(lease, cache, ledger.prefixes, ledger.page_tokens, self._kept)
+
+        return await self._call(lease_id, prefill, PrefillReceipt)
 
     def num_read(self, lease_id: str) -> int:
         """Return how many tokens of a lease's prompt have been read, cached ones included.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma3_text")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma3_text", "gpt_oss")
 
 # Why other architectures, by the name in `model_type`, cannot be run.
 _RECURRENT = (
@@ -17,7 +17,9 @@ _LATENT = (
     "pages here do not hold"
 )
 _CAPPED = "its attention caps the scores, which the attention kernels here do not compute"
-_OTHER_EXPERTS = "of the mixtures of experts only Qwen3's (qwen3_moe) has been checked"
+_OTHER_EXPERTS = (
+    "of the mixtures of experts only Qwen3's (qwen3_moe) and gpt-oss (gpt_oss) have been checked"
+)
 _IMAGES = "it reads images as well; of such checkpoints only Gemma 3's text model is supported"
 _REASONS = {
     _RECURRENT: (
@@ -27,12 +29,13 @@ _REASONS = {
     ),
     _LATENT: "deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 kimi_k2 longcat_flash minicpm3",
     _CAPPED: "gemma2",
-    _OTHER_EXPERTS: "dbrx ernie4_5_moe glm4_moe gpt_oss llama4_text mixtral olmoe phimoe qwen2_moe",
+    _OTHER_EXPERTS: "dbrx ernie4_5_moe glm4_moe llama4_text mixtral olmoe phimoe qwen2_moe",
     _IMAGES: "gemma3n gemma4 llama4 mistral3 qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe",
 }
 _REASON_OF = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
 _WINDOW = 4096  # default of `sliding_window`; Phi-3 has none unless its file names one
+_GPT_OSS_WINDOW = 128  # its default
 _QWEN_FULL_LAYERS = 28  # default of `max_window_layers`
 _GEMMA_PATTERN = 6  # default of `sliding_window_pattern`: each sixth layer attends to all tokens
 
@@ -52,7 +55,8 @@ def window_of(config: Mapping[str, Any]) -> int | None:
         return None
     if family == "llama":
         return None
-    window: int | None = config.get("sliding_window", None if family == "phi3" else _WINDOW)
+    default = {"phi3": None, "gpt_oss": _GPT_OSS_WINDOW}.get(str(family), _WINDOW)
+    window: int | None = config.get("sliding_window", default)
     return window
 
 
@@ -66,6 +70,8 @@ def sliding_layers(config: Mapping[str, Any]) -> list[bool]:
         return [True] * num_layers
     if types := config.get("layer_types"):
         return [name == "sliding_attention" for name in types]
+    if family == "gpt_oss":
+        return [not layer % 2 for layer in range(num_layers)]
     if family == "gemma3_text":
         pattern = config.get("sliding_window_pattern", _GEMMA_PATTERN)
         return [bool((layer + 1) % pattern) for layer in range(num_layers)]
@@ -75,8 +81,8 @@ def sliding_layers(config: Mapping[str, Any]) -> list[bool]:
 
 def expert_layers(config: Mapping[str, Any]) -> list[bool]:
     """Return for each layer whether its MLP is a mixture of experts."""
-    num_layers = config["num_hidden_layers"]
-    if config.get("model_type") != "qwen3_moe":
-        return [False] * num_layers
+    num_layers, family = config["num_hidden_layers"], config.get("model_type")
+    if family != "qwen3_moe":
+        return [family == "gpt_oss"] * num_layers
     dense, every = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
     return [layer not in dense and not (layer + 1) % every for layer in range(num_layers)]

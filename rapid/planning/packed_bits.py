@@ -21,6 +21,7 @@ _SCALE_BITS = 32  # of a row in fp8: float32
 
 StoredMethod = Literal["awq", "gptq", "compressed-tensors"]
 STORED_METHODS = ("awq", "gptq", "compressed-tensors")
+MXFP4 = "mxfp4"  # as gpt-oss stores its experts, which are read as the numbers that they stand for
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,8 +163,9 @@ class Replica:
     @property
     def num_at_once(self) -> int:
         """Number of GPUs that compute a layer together."""
-        ours = (packed_bits.BITS, FP8_BITS, self.other_bits)
-        is_split = self.layer_bits in ours and not self.shape.experts
+        # Mixtures that are quantized are left to transformers.
+        ours = () if self.shape.experts else (packed_bits.BITS, FP8_BITS)
+        is_split = self.layer_bits in (*ours, self.other_bits)
         return self.num_gpus if self.num_gpus and is_split else 1
 
     @property

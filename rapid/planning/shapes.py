@@ -32,7 +32,7 @@ GRAPHS = 40
 _LAUNCHES = 32  # launches per layer
 _LAUNCH_BYTES = 2**15
 # Families in which `attention_bias` gives the projections of attention biases.
-_ATTENTION_BIAS = ("llama", "qwen3", "qwen3_moe", "gemma3_text")
+_ATTENTION_BIAS = ("llama", "qwen3", "qwen3_moe", "gemma3_text", "gpt_oss")
 # Slots of one layer that the checks of the kernels fill (`rapid.engines.attention.cases`).
 CHECK_SLOTS = 2**16
 
@@ -60,6 +60,8 @@ class ModelShape(Frozen):
     experts: int = Field(0, ge=0)
     experts_per_token: int = Field(0, ge=0)
     expert_intermediate: int = Field(0, ge=0)
+    # Whether the experts of all layers and their routers have biases, and heads a sink each.
+    is_gpt_oss: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -70,7 +72,9 @@ class ModelShape(Frozen):
         """
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         family = config.get("model_type")
-        asks_for_biases = bool(config.get("attention_bias")) and family in _ATTENTION_BIAS
+        is_gpt_oss = family == "gpt_oss"
+        has_biases = bool(config.get("attention_bias", is_gpt_oss))
+        asks_for_biases = has_biases and family in _ATTENTION_BIAS
         num_sliding, num_mixed = sum(sliding_layers(config)), sum(expert_layers(config))
         mixture = {}
         if num_mixed:
@@ -78,7 +82,8 @@ class ModelShape(Frozen):
                 "expert_layers": num_mixed,
                 "experts": config.get("num_experts") or config["num_local_experts"],
                 "experts_per_token": config["num_experts_per_tok"],
-                "expert_intermediate": config["moe_intermediate_size"],
+                "expert_intermediate": config[f"{'' if is_gpt_oss else 'moe_'}intermediate_size"],
+                "is_gpt_oss": is_gpt_oss,
             }
         return cls(
             layers=config["num_hidden_layers"],
@@ -163,6 +168,8 @@ class ModelShape(Frozen):
             + self.attention_biases * (self.heads + 2 * self.kv_heads) * self.head_dim
             + self.output_biases * self.hidden
             + self.mlp_biases * (2 * self.intermediate + self.hidden)
+            + self.is_gpt_oss * self.heads
+            + self.is_gpt_oss * self.experts * (1 + 2 * self.expert_intermediate + self.hidden)
         )
         return self.layer_weights + tables + self.layers * of_layer + self.hidden
 
@@ -273,6 +280,11 @@ class ModelShape(Frozen):
 
 
 _LLAMA = {"head_dim": 128, "kv_heads": 8, "vocabulary": 128256}  # from the config.json of Llama 3
+_GPT_OSS = {
+    "head_dim": 64, "vocabulary": 201088, "hidden": 2880, "heads": 64, "kv_heads": 8,
+    "intermediate": 2880, "attention_biases": True, "output_biases": True, "window": 128,
+    "experts_per_token": 4, "expert_intermediate": 2880, "is_gpt_oss": True,
+}  # fmt: skip
 _QWEN = {"head_dim": 128, "vocabulary": 152064, "attention_biases": True}
 
 # By the name that `rapid plan` knows: the repository of the config.json, and the shape.
@@ -338,6 +350,14 @@ KNOWN_SHAPES: dict[str, tuple[str, ModelShape]] = {
             expert_intermediate=768,
         ),
     ),
+    "gpt-oss-20b": (
+        "openai/gpt-oss-20b",
+        ModelShape(**_GPT_OSS, layers=24, sliding_layers=12, expert_layers=24, experts=32),
+    ),
+    "gpt-oss-120b": (
+        "openai/gpt-oss-120b",
+        ModelShape(**_GPT_OSS, layers=36, sliding_layers=18, expert_layers=36, experts=128),
+    ),
     "gemma-3-1b": (
         "google/gemma-3-1b-it",
         ModelShape(
@@ -367,5 +387,7 @@ KNOWN_VOCABULARIES = {
     "mistral-7b": "Mistral 7B v0.3",
     "phi-4": "Phi-4",
     "qwen3-30b-a3b": "Qwen3",
+    "gpt-oss-20b": "gpt-oss",
+    "gpt-oss-120b": "gpt-oss",
     "gemma-3-1b": "Gemma 3",
 }

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +14,15 @@ import pytest
 import torch
 
 from benchmarks import gpu
+from benchmarks.on_gpu import losses
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.engines.attention.survey import KernelCandidate
 from rapid.planning.plan import LIKELY
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 PARTS = ["1. correctness", "1. agreement", "2. steps", "3. speedups", "4. attention"]
-PARTS += ["5. prefill", "6. Llama"]
-PARTS += ["7. products", "8. keys and values"]
+PARTS += ["5. prefill", "6. small operations", "6. calls of a round", "6. sums over GPUs"]
+PARTS += ["7. Llama", "8. products", "9. keys and values"]
 ASKED = {"<= 1.15", ">= 60 %", ">= 1.2x", "<= 1e-03"}
 ASKED |= {"<= 1.35x (9 ms on an H200)", "int4 <= 1e-2 from its numbers"}
 
@@ -59,9 +61,12 @@ def test_a_smoke_run_ends_with_every_number_that_is_asked(tmp_path: Path) -> Non
     assert "skipped" not in ran.stdout
     report = json.loads(out.read_text())
     shares = {"kv_share", "weights_share", "four_bits_share", "attention_flops"}
-    times = {"step_s", "sampling_s", "judging_s", "drafting_s"}
+    # Of what is lost on a GPU all but sums, for which there must be several.
+    times = {"step_s", "sequence_s", "layer_s", "fp8_layer_s", "round_s"}
+    times |= {"sampling_s", "judging_s", "drafting_s"}
     assert report["losses"].keys() == shares | times
     assert replace(LIKELY, **report["losses"]).kv_share > 0
+    assert "sums over GPUs: not measured" in ran.stdout
     table = report["table"]
     assert {asked for _, _, asked, verdict in table if verdict in ("pass", "FAIL")} == ASKED
     assert table[-1][0] in ran.stdout.splitlines()[-1]  # the table comes last
@@ -126,6 +131,12 @@ def test_no_attention_is_timed_that_was_not_found_right(tmp_path: Path) -> None:
     gpu.measure(bench)
     assert bench.lines[-1][1] == "skipped: no attention was found right here"
     assert not bench.models
+
+
+def test_ranks_that_sum_tell_how_long_one_takes(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda rank: losses.time_sums(rank, 2, str(tmp_path), "cpu"), range(2)))
+    assert float((tmp_path / "ms").read_text()) > 0
 
 
 def test_it_samples_with_the_defaults_of_the_configuration() -> None:

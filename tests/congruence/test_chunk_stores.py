@@ -9,6 +9,7 @@ from retrieval.chunking import Chunk
 from retrieval.embedders import LexicalEmbedder
 from retrieval.embedding import Embedding, SparseVector, VectorSpace
 from retrieval.local_store import LocalChunkStore
+from retrieval.settings import LocalStoreConfig
 from tests.retrieval.memory_server import MemoryServer
 from tests.retrieval.plain_store import PlainChunkStore
 
@@ -40,12 +41,28 @@ def space(request):
     return request.param
 
 
+class ReopenedStore(LocalChunkStore):
+    """A store with a folder, of which every document that is added is read back from its file."""
+
+    @classmethod
+    def open_in(cls, folder, space):
+        return cls.open(LocalStoreConfig(folder=str(folder)), space, "index")
+
+    async def add(self, tenant, document_id, *contents):
+        stored = await super().add(tenant, document_id, *contents)
+        await self.evict(tenant, document_id)
+        async with self.claim(tenant, document_id) as found:
+            assert found == stored
+        return stored
+
+
 @pytest.fixture
-async def stores(space):
+async def stores(space, tmp_path):
     stores = [
         PlainChunkStore(space),
         LocalChunkStore(space),
         MemoryServer().store(space),
+        ReopenedStore.open_in(tmp_path, space),
     ]
     yield stores
     for store in stores:
@@ -121,17 +138,21 @@ def query_of(space, text):
     return LexicalEmbedder().embed_query(text) if space.idf else embedded(space, [text])[0]
 
 
-async def open_local(space):
+def open_local(space, folder):
     return LocalChunkStore(space)
 
 
-async def open_shared(space):
+def open_shared(space, folder):
     return MemoryServer().store(space)
+
+
+def open_folder(space, folder):
+    return ReopenedStore.open_in(folder, space)
 
 
 @pytest.mark.parametrize(
     ("open_store", "limit"),
-    [(open_local, 3), (open_local, 20), (open_local, 500), (open_shared, 20)],
+    [(open_local, 3), (open_local, 20), (open_local, 500), (open_shared, 20), (open_folder, 20)],
 )
 @pytest.mark.parametrize(
     "space",
@@ -143,12 +164,12 @@ async def open_shared(space):
     ],
     ids=SPACES.keys(),
 )
-async def test_what_else_a_store_held_never_moves_a_chunk(space, open_store, limit):
+async def test_what_else_a_store_held_never_moves_a_chunk(space, open_store, limit, tmp_path):
     """Many chunks score the same: which of them come, and in what order, must not be chance."""
     rng = np.random.default_rng(2)
     parts = {"x": log_of(space, rng, 90), "y": log_of(space, rng, 51)}
     plain = PlainChunkStore(space)
-    idle, used = [await open_store(space) for _ in range(2)]
+    idle, used = [open_store(space, tmp_path / name) for name in ("idle", "used")]
     for turn in range(6):  # point ids and places are freed and used again, in another order
         others = {"b": 40 + 7 * turn, "c": 30}
         for tenant, num in others.items():

@@ -23,10 +23,10 @@ import pytest
 
 from rapid.config import Mode
 from rapid.embedded.generator import generate_document
+from tests.ray_cluster import shipped_config
 
 pytestmark = pytest.mark.ray
 
-ROOT = Path(__file__).parents[2]
 RAPID = Path(sys.executable).parent / "rapid"
 MODES = get_args(Mode)
 DOCUMENT = generate_document(5, 150)
@@ -157,22 +157,15 @@ def drafting_by(shipped: str, request: pytest.FixtureRequest) -> Iterator[str]:
     config = ServeConfig.model_validate(settings)
     application = compose(config)
     ingress = application._bound_deployment
-    orchestrator = ingress.init_args[1]._bound_deployment
+    orchestrator = ingress.init_args[3]._bound_deployment
     pools = [
         argument and serve.get_deployment_handle(argument._bound_deployment.name, SHIPPED)
-        for argument in orchestrator.init_args[1:]
+        for argument in orchestrator.init_args[1:4]
     ]
-    beside = ingress.bind(config.filled_api, orchestrator.bind(config, *pools))
+    beside = ingress.bind(config.filled_api, None, None, orchestrator.bind(config, *pools))
     serve.run(beside, name=drafter, route_prefix=f"/{drafter}")
     yield shipped.replace(SHIPPED, drafter)
     serve.delete(drafter)
-
-
-def shipped_config() -> Any:
-    """The settings in `serve_config.yaml`, as Serve would give them to the builder."""
-    from deployments.app import check
-
-    return check(ROOT / "serve_config.yaml")
 
 
 async def failures(url: str, ways: Iterable[Way], answers: Any = ANSWERS) -> str:

@@ -55,6 +55,31 @@ def test_an_answer_is_right_and_says_how_it_came_about(client: openai.OpenAI) ->
     assert counters["num_accepted_draft_tokens"] == receipt["accepted"] > 0
 
 
+def test_a_file_is_kept_indexed_asked_about_and_deleted(client: openai.OpenAI) -> None:
+    file = client.files.create(file=("report.txt", DOCUMENT.text.encode()), purpose="user_data")
+    wait_until(lambda: client.files.retrieve(file.id).status == "processed")
+    store = client.vector_stores.create(file_ids=[file.id])
+    wait_until(lambda: client.vector_stores.retrieve(store.id).status == "completed")
+    (best, *_) = client.vector_stores.search(store.id, query=FACT.question).data
+    assert FACT.answer.split()[-1] in best.content[0].text
+    texts = []
+    for named in ({"file_ids": [file.id]}, {"vector_store_ids": [store.id]}):
+        extra = {"rapid": {**named, "citations": True}}
+        answer = client.chat.completions.create(**asked(extra_body=extra))
+        texts.append(answer.choices[0].message.content)
+        (citation, *_) = answer.model_extra["rapid"]["citations"]
+        assert citation["document"] == "report.txt"
+        start, end = citation["document_start"], citation["document_end"]
+        assert DOCUMENT.text[start:end] == citation["quote"]
+        assert citation["file_id"] == file.id
+        line = 1 + DOCUMENT.text.count("\n", 0, start)
+        assert citation["lines"][0] == line
+    assert texts == [FACT.answer, FACT.answer]
+    client.files.delete(file.id)
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(**asked(extra_body={"rapid": {"file_ids": [file.id]}}))
+
+
 def test_a_stream_brings_the_same_text_and_its_receipt(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(**asked(n=2))
     chunks = list(

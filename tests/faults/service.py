@@ -316,7 +316,7 @@ def settings(store: str) -> ServeConfig:
         )
         for name in ("target", "drafter", "retriever", "orchestrator", "api")
     }
-    return config.model_copy(update=sections)
+    return config.model_copy(update=sections | {"library": None})
 
 
 def copied(config: ServeConfig, folder: Path) -> ServeConfig:

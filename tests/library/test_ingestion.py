@@ -12,8 +12,8 @@ from library.blobs import Blobs
 from library.database import Database
 from library.ingestion import Ingestion
 from library.jobs import LEASE_S, Jobs
+from library.library_access import Library
 from library.library_config import LibraryConfig
-from library.opening import Library
 from library.schema import FileRow
 from rapid.errors import DocumentNotReady, RetrievalUnavailable, UnknownDocument
 from tests.library.libraries import FakeIndex
@@ -34,19 +34,19 @@ async def test_a_file_becomes_a_document(library: Library):
     with pytest.raises(DocumentNotReady, match="still being read"):
         await library.documents.find("a", [file.id])
     await Ingestion(library, FakeIndex()).drain()
-    found = await library.documents.find("a", [file.id])
-    (document,) = await library.documents.resolve("a", found)
+    (found,) = await library.documents.find("a", [file.id])
+    (document,) = await library.documents.resolve("a", [found.ref])
     assert (document.name, document.text) == ("notes.txt", "The key is 7.")
 
 
 async def test_another_tenant_has_no_such_file(library: Library):
     file = await add(library)
     await Ingestion(library, None).drain()
-    (ref,) = await library.documents.find("a", [file.id])
+    (found,) = await library.documents.find("a", [file.id])
     with pytest.raises(UnknownDocument):
         await library.documents.find("b", [file.id])
     with pytest.raises(UnknownDocument):
-        await library.documents.resolve("b", [ref])
+        await library.documents.resolve("b", [found.ref])
     with pytest.raises(UnknownDocument):
         await library.stores.create("b", file_ids=[file.id])
 
@@ -73,7 +73,7 @@ async def test_a_store_is_indexed_and_forgets_what_is_deleted(library: Library, 
     with pytest.raises(DocumentNotReady, match="indexed"):
         await library.documents.find("a", store_ids=[store.id])
     await worker.drain()
-    (ref,) = await library.documents.find("a", store_ids=[store.id])
+    (found,) = await library.documents.find("a", store_ids=[store.id])
     assert [each.name for each in index.documents.values()] == ["notes.txt"]
     assert holds(tmp_path, b"a secret of the tenant")
     await library.files.delete("a", file.id)
@@ -85,7 +85,7 @@ async def test_a_store_is_indexed_and_forgets_what_is_deleted(library: Library, 
     assert not holds(tmp_path, b"a secret of the tenant")
     assert not holds(tmp_path, b"notes.txt")
     with pytest.raises(UnknownDocument):
-        await library.documents.resolve("a", [ref])
+        await library.documents.resolve("a", [found.ref])
 
 
 async def test_a_text_stays_while_another_file_has_it(library: Library):
@@ -178,8 +178,9 @@ async def test_files_and_stores_expire(library: Library):
 async def test_two_files_of_one_name_are_two_documents(library: Library):
     files = [await add(library, each) for each in (b"one", b"two")]
     await Ingestion(library, None).drain()
-    refs = await library.documents.find("a", [each.id for each in files])
-    assert [each.name for each in refs] == ["notes.txt", "notes.txt (2)"]
+    ids = [each.id for each in files]
+    refs = [each.ref for each in await library.documents.find("a", ids, taken=["notes.txt"])]
+    assert [each.name for each in refs] == ["notes.txt (2)", "notes.txt (3)"]
     texts = await library.documents.resolve("a", refs)
     assert [each.text for each in texts] == ["one", "two"]
 

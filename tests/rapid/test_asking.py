@@ -74,6 +74,7 @@ def test_everything_arrives() -> None:
         seed=-1,
         max_tokens=7,
         refresh=True,
+        citations=True,
     )
     assert request.messages == (Message("system", "Be kind."), Message("user", "Hi"))
     names = [document.name for document in request.documents]
@@ -82,6 +83,7 @@ def test_everything_arrives() -> None:
     assert (request.temperature, request.top_p, request.top_k, request.seed) == (0, 0.5, 3, -1)
     assert (request.max_tokens, request.speculation.eta) == (7, 2.0)
     assert (request.speculation.mode, request.speculation.refresh) == ("fused", True)
+    assert (request.citations, asked().citations) == (True, False)
     assert asked(documents=["A"]).documents == (Document("document", "A"),)
     assert asked(stop="###").stop == ("###",)
 
@@ -103,6 +105,7 @@ def test_everything_arrives() -> None:
         ({"query": " "}, "query"),
         ({"query": 3}, "query"),
         ({"refresh": "yes"}, "refresh"),
+        ({"citations": 1}, "citations"),
         ({"eta": -1}, "eta"),
         ({"mode": "paper", "transfer": "boost"}, "transfer"),
         ({"seed": 2**63}, "seed"),

@@ -13,6 +13,8 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Phi3Config,
@@ -30,6 +32,10 @@ from tests.rapid.tiny_models import EOS, VOCAB, checkpoint
 WINDOW = 24
 SWITCHED_ON = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0,
+    "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 64,
+}  # fmt: skip
 HALF_ROTATED = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 
 # By name: configuration, model, and settings beside the common ones.
@@ -57,11 +63,23 @@ MORE_FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
             "final_logit_softcapping": 5.0,
         },
     ),
+    "gpt_oss": (
+        GptOssConfig,
+        GptOssForCausalLM,
+        {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 1.0,
+            "rope_parameters": YARN,
+        },
+    ),
 }
 
 
 def family_checkpoint(family: str, **settings: Any) -> Path:
-    """A checkpoint of three layers and four heads, whose norms change something."""
+    """A checkpoint of three layers and four heads; norms, sinks and experts' biases count."""
     return _checkpoint(family, json.dumps(settings))
 
 
@@ -84,7 +102,7 @@ def _checkpoint(family: str, settings: str) -> Path:
     model = model_class(config_class(**common | own | json.loads(settings)))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or name.endswith(("sinks", "proj_bias")):
                 parameter.add_(torch.randn_like(parameter), alpha=0.3)
     directory = Path(mkdtemp(prefix=f"tiny-{family}-"))
     model.save_pretrained(directory)

@@ -27,6 +27,7 @@ def test_mistakes_are_refused_with_what_to_change():
     assert "Extra inputs" in refused(chunk_size=512)
     assert "bge-m3" in refused(embedder={"kind": "bge"})
     assert "raise embedder.max_length" in refused(embedder={"kind": "bge-m3", "max_length": 256})
+    assert "set store.folder too" in refused(store={"kind": "local", "ttl_s": 600})
     assert "https://host:6333" in refused(store={"kind": "server", "url": "qdrant:6333"})
 
 

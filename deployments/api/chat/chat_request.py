@@ -229,6 +229,7 @@ class ChatRequest(SamplingFields):
             is_streamed=bool(self.stream),
             speculation=rapid.as_speculation(),
             explain=rapid.explain == "tokens",
+            citations=bool(rapid.citations),
             date=rapid.date or utc_day(),
             cache_salt=self.cache_salt or "",
             model=self.model,

@@ -185,6 +185,7 @@ def rapid_receipt(receipt: Receipt) -> Json:
     rounds = sum(choice.rounds for choice in receipt.choices)
     drafted_rounds = sum(choice.drafted_rounds for choice in receipt.choices)
     drafted = sum(choice.drafted for choice in receipt.choices)
+    places = receipt.places
     body: Json = {
         "mode": receipt.mode,
         "reason": receipt.reason,
@@ -209,11 +210,25 @@ def rapid_receipt(receipt: Receipt) -> Json:
         "witness_tokens": receipt.witness_tokens,
         "plain_from": list(receipt.plain_from),
         "failovers": list(receipt.failovers),
-        "chunks": [asdict(chunk) for chunk in receipt.chunks],
+        "chunks": [
+            asdict(chunk) | dict(places.get((chunk.document, chunk.start, chunk.end), {}))
+            for chunk in receipt.chunks
+        ],
         "timings_ms": dict(receipt.timings_ms),
     }
     if receipt.kv_cache_dtype:
         body["kv_cache_dtype"] = dict(receipt.kv_cache_dtype)
+    if (cited := receipt.citations) is not None:
+        body["citations"] = [
+            asdict(each)
+            | dict(places.get((each.document, each.document_start, each.document_end), {}))
+            for each in cited.found
+        ]
+        body["unsupported"] = [
+            {"choice": choice, "start": start, "end": end, "no_source": True}
+            for choice, start, end in cited.unsupported
+        ]
+        body["needed"] = cited.needed
     if receipt.application is not None:
         body["application"] = receipt.application
     if receipt.explanation is not None:

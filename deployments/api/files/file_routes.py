@@ -9,11 +9,11 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from deployments.api.files.objects import deleted_object, file_object, list_object
+from deployments.api.files.objects import deletion_object, file_object, list_object
 from deployments.api.files.uploads import read_upload
 from deployments.api.http.bodies import Bodies
+from library.library_access import LibraryAccess
 from library.listing import Cut
-from library.opening import LibraryAccess
 from rapid.errors import BadRequest
 
 Endpoint = tuple[str, str, Callable[[Request], Awaitable[Response]]]
@@ -82,7 +82,7 @@ class FileRoutes:
         file_id = request.path_params["file_id"]
         library = await self._library.get()
         await library.files.delete(request.state.caller, file_id)
-        return JSONResponse(deleted_object(file_id, "file"))
+        return JSONResponse(deletion_object(file_id, "file"))
 
 
 def read_cut(request: Request, usual: int = 20, most: int = 100) -> Cut:

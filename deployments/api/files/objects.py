@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from library.parsing import Location
-
 from library.listing import ListedRow, Page
+from library.parsing import Location
 from library.schema import FileBatchRow, FileRow, StoreFileRow, VectorStoreRow
 
 Json = dict[str, Any]
 Row = TypeVar("Row", bound=ListedRow)
 _STATUSES = ("in_progress", "completed", "failed", "cancelled")
-_NS = 10**9
+_NS = 10**9  # in a second
 
 
 def file_object(row: FileRow) -> Json:
@@ -97,10 +96,10 @@ def file_counts(counts: Counter[str]) -> Json:
 def list_object(page: Page[Row], render: Callable[[Row], Json]) -> Json:
     """Return a ``list`` with its cursors."""
     data = [render(row) for row in page.rows]
-    return listed(data, has_more=page.has_more)
+    return list_of(data, has_more=page.has_more)
 
 
-def listed(data: Iterable[Json], *, has_more: bool) -> Json:
+def list_of(data: Iterable[Json], *, has_more: bool) -> Json:
     """Return a ``list`` of objects."""
     data = list(data)
     return {
@@ -112,7 +111,7 @@ def listed(data: Iterable[Json], *, has_more: bool) -> Json:
     }
 
 
-def deleted_object(id_: str, kind: str) -> Json:
+def deletion_object(id_: str, kind: str) -> Json:
     """Return what a deletion answers."""
     return {"id": id_, "object": f"{kind}.deleted" if kind != "file" else kind, "deleted": True}
 

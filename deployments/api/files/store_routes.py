@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from library.parsing import Layout
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -25,15 +24,16 @@ from deployments.api.files.bodies_of_files import (
 from deployments.api.files.file_routes import Endpoint, read_cut
 from deployments.api.files.objects import (
     batch_object,
-    deleted_object,
+    deletion_object,
     list_object,
-    listed,
+    list_of,
     place_object,
     store_file_object,
     store_object,
 )
 from deployments.api.http.bodies import Bodies
-from library.opening import LibraryAccess
+from library.library_access import LibraryAccess
+from library.parsing import TextLayout
 from library.schema import StoreFileRow, VectorStoreRow
 from library.stored_documents import StoredText
 from library.vector_stores import check_attributes
@@ -113,7 +113,7 @@ class StoreRoutes:
     async def _delete(self, request: Request) -> Response:
         library = await self._library.get()
         await library.stores.delete(*_ids(request))
-        return JSONResponse(deleted_object(request.path_params["store_id"], "vector_store"))
+        return JSONResponse(deletion_object(request.path_params["store_id"], "vector_store"))
 
     async def _search(self, request: Request) -> Response:
         """Answer a search; results are ordered by their scores, best first."""
@@ -187,11 +187,11 @@ class StoreRoutes:
     async def _remove_file(self, request: Request) -> Response:
         library = await self._library.get()
         await library.stores.remove_file(*_file_ids(request))
-        return JSONResponse(deleted_object(request.path_params["file_id"], "vector_store.file"))
+        return JSONResponse(deletion_object(request.path_params["file_id"], "vector_store.file"))
 
     async def _content(self, request: Request) -> Response:
         """Answer with the text that is searched."""
-        stored = await self._stored(request)
+        stored = await self._find_text(request)
         library = await self._library.get()
         (document,) = await library.documents.resolve(request.state.caller, [stored.ref])
         data = [{"type": "text", "text": document.text}]
@@ -206,7 +206,7 @@ class StoreRoutes:
 
     async def _list_chunks(self, request: Request) -> Response:
         """Answer with the passages of a file as retrieval sees them, in their order."""
-        stored = await self._stored(request)
+        stored = await self._find_text(request)
         chunks = await self._service.list_chunks(request.state.caller, stored.ref)
         layout = await (await self._library.get()).documents.layout(stored.file_id)
         data = [
@@ -220,7 +220,7 @@ class StoreRoutes:
             }
             for each in chunks
         ]
-        return JSONResponse(listed(data, has_more=False))
+        return JSONResponse(list_of(data, has_more=False))
 
     async def _put_batch(self, request: Request) -> Response:
         body = await self._read(request, NewBatch)
@@ -249,7 +249,7 @@ class StoreRoutes:
         found = await library.stores.get_batch(*_ids(request), batch_id)
         return JSONResponse(batch_object(*found))
 
-    async def _stored(self, request: Request) -> StoredText:
+    async def _find_text(self, request: Request) -> StoredText:
         tenant, store_id, file_id = _file_ids(request)
         library = await self._library.get()
         return await library.documents.get_in_store(tenant, store_id, file_id)
@@ -291,7 +291,7 @@ def _with_progress(row: StoreFileRow, progress: tuple[int, int] | None) -> dict[
     return body
 
 
-def _place(layout: Layout, chunk: Chunk) -> dict[str, Any]:
+def _place(layout: TextLayout, chunk: Chunk) -> dict[str, Any]:
     """Return where a passage stands in its file."""
     place = layout.locate(chunk.start, chunk.end)
     return {"start": chunk.start, "end": chunk.end, **place_object(place)}

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from deployments.api.http.bodies import Bodies
 from rapid.errors import BadRequest
 
-_MOST_FIELDS = 16
+_MOST_FIELDS = 16  # beside the file; the SDK sends four at most
 _FIELDS_BYTES = 64 * 1024  # of a form beside its file
 
 

@@ -2,7 +2,8 @@
 
 A pod gets what the parts of the application need that may run on it: Ray's head on a cluster of
 several nodes runs none, and has no secret of theirs. No container writes into its image: Ray,
-Triton and torch write into a folder for temporary files, and an engine's disk tier into its own.
+Triton and torch write into a folder for temporary files, an engine's disk tier and a retriever's
+documents into their own.
 """
 
 from __future__ import annotations
@@ -195,11 +196,18 @@ def _volumes(config: ApplicationConfig, parts: Collection[str]) -> list[tuple[Js
     if "librarian" in parts and has_folder(config):
         claim = {"persistentVolumeClaim": {"claimName": "rapid-library"}}
         volumes.append(({"name": "library", "mountPath": LIBRARY_FOLDER}, claim))
-    for name in sorted(config.engine_parts.keys() & parts):
-        folder = config.engine_parts[name].settings.engine.disk_cache_folder
-        if folder is not None and all(str(folder) != each["mountPath"] for each, _ in volumes):
-            volume = f"{name}-kv".replace(".", "-")  # which Kubernetes asks for
-            volumes.append(({"name": volume, "mountPath": str(folder)}, {"emptyDir": {}}))
+    folders = {
+        (name, "kv"): part.settings.engine.disk_cache_folder
+        for name, part in config.engine_parts.items()
+    } | {
+        (name, "chunks"): getattr(retriever.retrieval.store, "folder", None)
+        for name, retriever in _retrievers(config).items()
+    }
+    for (name, kind), folder in sorted(folders.items()):
+        is_mounted = any(folder == each["mountPath"] for each, _ in volumes)
+        if name in parts and folder is not None and not is_mounted:
+            volume = f"{name}-{kind}".replace(".", "-")  # which Kubernetes asks for
+            volumes.append(({"name": volume, "mountPath": folder}, {"emptyDir": {}}))
     return volumes
 
 

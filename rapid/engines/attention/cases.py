@@ -19,6 +19,7 @@ from rapid.engines.attention.segments import MAX_STEP_ROWS, Partial, num_keys
 from rapid.engines.attention.work_items import TILES
 from rapid.engines.kv.cache import KVCache, KVLayout, PageRun, PageTable
 
+SINK = 8.0  # mean of the checks' sinks: the log-sum-exp of 40 keys, ln 40 + SHARPNESS ** 2 / 2
 SHARPNESS = 3.0  # scale of the checks' queries: a few keys carry each output, so a lost one shows
 
 
@@ -119,11 +120,21 @@ def checks(
 
 def in_window(cases: Sequence[Case], window: int) -> list[Case]:
     """Return the cases as in a layer with a sliding window, with what is expected then."""
+    return [_redo(case, "in a window", replace(case.inputs, window=window)) for case in cases]
+
+
+def beside_sinks(cases: Sequence[Case]) -> list[Case]:
+    """Return the cases with random sinks, and with what is expected then."""
     found = []
     for case in cases:
-        inputs = replace(case.inputs, window=window)
-        found.append(Case(f"{case.name}, in a window", inputs, _specification(inputs)))
+        query = case.inputs.query
+        sinks = SINK + SHARPNESS * torch.randn(query.shape[1], device=query.device)
+        found.append(_redo(case, "beside sinks", replace(case.inputs, sinks=sinks)))
     return found
+
+
+def _redo(case: Case, what: str, inputs: AttentionInputs) -> Case:
+    return Case(f"{case.name}, {what}", inputs, _specification(inputs))
 
 
 def _first(runs: Sequence[PageRun], num_pages: int) -> list[PageRun]:

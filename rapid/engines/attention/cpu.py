@@ -44,8 +44,8 @@ def attend_single_rows(inputs: AttentionInputs, spans: Sequence[tuple[int, int]]
     outputs = []
     for row, (a, b) in zip(packed.unbind(), spans, strict=True):
         key, value = keys.narrow(2, a, b - a), values.narrow(2, a, b - a)
-        output, _ = partial(row, key, value, inputs.scale, is_causal=False)
-        outputs.append(output)
+        part = partial(row, key, value, inputs.scale, is_causal=False)
+        outputs.append(inputs.share_with_sinks(part))
     return torch.cat(outputs).to(query.dtype).reshape(1, rows, heads, head_dim)
 
 

@@ -20,6 +20,7 @@ import torch
 
 from rapid.engines.attention.cases import (
     Case,
+    beside_sinks,
     chunk_checks,
     chunk_timings,
     in_window,
@@ -54,6 +55,8 @@ def choose_kernels(
     candidates: Sequence[KernelCandidate] | None = None,
     measure: Measure | None = None,
     window: int | None = None,
+    *,
+    has_sinks: bool = False,
 ) -> Kernels:
     """Check and time candidates at the shapes of a cache, and log the findings.
 
@@ -64,6 +67,7 @@ def choose_kernels(
         candidates: kernels to choose from; None takes `all_candidates`.
         measure: function that times a call in milliseconds; None takes `device_ms`.
         window: number of last keys that rows of sliding layers attend to; None without such layers.
+        has_sinks: whether the heads have `AttentionInputs.sinks`.
 
     Raises:
         ConfigurationError: no candidate is correct.
@@ -74,6 +78,7 @@ def choose_kernels(
     measure = measure or device_ms
 
     def check(cases: list[Case]) -> list[Case]:
+        cases = beside_sinks(cases) if has_sinks else cases
         return cases if window is None else cases + in_window(cases, window)
 
     steps = survey(
@@ -213,6 +218,8 @@ def attend_by_pages(
     keys, values, rows = inputs.keys, inputs.values, inputs.rows
     if keys.dtype == FP8:
         raise ConfigurationError("it does not read fp8 with queries of another dtype")
+    if inputs.sinks is not None:
+        raise ConfigurationError("it is not given attention sinks")
     pages = rows.once(("pages", keys.device), lambda: _pages(rows.segments, page, keys.device))
     if pages is None:  # spans of a sequence are not whole pages
         return attend_by_runs(inputs, kernel=flash_partial)

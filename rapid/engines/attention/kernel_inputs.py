@@ -135,6 +135,9 @@ class AttentionInputs:
     scale: float
     # Number of last keys, up to itself, that each row attends to; None for all.
     window: int | None = None
+    # A logit of each head that its softmax counts beside the keys' scores, float32 [heads]; None
+    # where there are none.
+    sinks: torch.Tensor | None = None
 
     def read(self, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the keys and values of spans of slots, [1, kv_heads, keys, head_dim].
@@ -175,6 +178,14 @@ class AttentionInputs:
             )
             for own, rows in stretches
         ]
+
+    def share_with_sinks(self, part: Partial) -> torch.Tensor:
+        """Return attention over all keys of some rows, less what the sinks take of the softmax."""
+        output, lse = part
+        if self.sinks is None:
+            return output
+        share = torch.sigmoid(lse.reshape(len(self.sinks), -1) - self.sinks[:, None])
+        return output * share.reshape(*lse.shape, 1)
 
     def within_window(self) -> AttentionInputs:
         """Return the inputs with the keys outside of `window` taken out of `rows`."""

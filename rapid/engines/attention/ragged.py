@@ -32,6 +32,7 @@ def attend_ragged(
     *,
     ragged: RaggedRows,
     sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Store the keys and values of ragged rows and attend for them, [1, rows, heads, head_dim].
@@ -45,13 +46,15 @@ def attend_ragged(
         attention_mask: always None; the segments of `ragged` define what each row attends to.
         scaling: factor of the scores; None takes ``head_dim ** -0.5``.
         sliding_window: number of last keys, up to itself, that each row attends to; None for all.
+        s_aux: `AttentionInputs.sinks`, in any dtype.
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     ragged = ragged.of_layer(layer)
     slots = ragged.slots_on(ragged.cache.layers[layer][0].device)
     key, value = ragged.cache.store(layer, slots, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return attend_to_cache(layer, query, key, value, ragged, scale, sliding_window), None
+    sinks = None if s_aux is None else s_aux.float()
+    return attend_to_cache(layer, query, key, value, ragged, scale, sliding_window, sinks), None
 
 
 def attend_to_cache(
@@ -62,13 +65,14 @@ def attend_to_cache(
     rows: RaggedRows,
     scale: float,
     window: int | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend for rows of a layer, [1, rows, heads, head_dim], whose keys and values are stored.
 
     Both are as `KVCache.store` returns them; `window` is the `sliding_window` of `attend_ragged`.
     """
     keys, values = rows.cache.layers[layer]
-    inputs = AttentionInputs(query, key, value, keys, values, rows, scale, window)
+    inputs = AttentionInputs(query, key, value, keys, values, rows, scale, window, sinks)
     kernels = rows.kernels
     if kernels is None:
         inputs = inputs.within_window()
@@ -116,7 +120,7 @@ def _attend_together(inputs: AttentionInputs, prefix: SharedPrefix) -> dict[int,
     own_output = torch.cat([output.reshape(*by_head, head_dim) for output, _ in own], dim=2)
     own_lse = torch.cat([lse.reshape(by_head) for _, lse in own], dim=2)
     shared = output.reshape(*by_head, head_dim), lse.reshape(by_head)
-    merged, _ = merge([shared, (own_output, own_lse)])
+    merged = inputs.share_with_sinks(merge([shared, (own_output, own_lse)]))
     by_row = merged.to(query.dtype).permute(2, 0, 1, 3).reshape(1, -1, num_heads, head_dim)
     split = torch.split(by_row, [rest.stop - rest.start for rest in rests], dim=1)
     return dict(zip(prefix.rests, split, strict=True))
@@ -125,7 +129,7 @@ def _attend_together(inputs: AttentionInputs, prefix: SharedPrefix) -> dict[int,
 def _attend(inputs: AttentionInputs, segment: Segment, kernel: PartialKernel) -> torch.Tensor:
     """Return the attention of one sequence's rows over its keys, [1, rows, heads, d]."""
     _, num_heads, _, head_dim = inputs.query.shape
-    output, _ = merge(_parts(inputs, segment, kernel))
+    output = inputs.share_with_sinks(merge(_parts(inputs, segment, kernel)))
     by_head = output.to(inputs.query.dtype).reshape(1, num_heads, -1, head_dim)
     return by_head.transpose(1, 2)
 

@@ -28,6 +28,7 @@ from rapid.engines.attention.work_items import BLOCK, ITEM, ROW, TILES, Sizes
 logger = logging.getLogger(__name__)
 
 MERGED = 16  # parts that the merging launch reads at once
+LOG2_E = tl.constexpr(math.log2(math.e))  # the kernels count in powers of 2
 
 
 class Launch(NamedTuple):
@@ -114,7 +115,7 @@ def attend_to_table(
                 table,
                 parts,
                 lses,
-                inputs.scale * math.log2(math.e),
+                inputs.scale * LOG2_E.value,
                 query.stride(1),
                 query.stride(2),
                 keys.stride(0),
@@ -139,6 +140,7 @@ def attend_to_table(
             lses,
             table,
             output,
+            inputs.sinks,
             sizes.rows_at,
             NUM_HEADS=num_heads,
             HEAD_DIM=head_dim,
@@ -301,6 +303,7 @@ def _merge_parts(
     lses,
     table,
     output,
+    sinks,
     rows_at,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -317,6 +320,9 @@ def _merge_parts(
     best = tl.full([], float("-inf"), tl.float32)
     total = tl.zeros([], tl.float32)
     sums = tl.zeros([DIM], tl.float32)
+    if sinks is not None:  # as a part of one key without a value
+        best = tl.load(sinks + head) * LOG2_E
+        total = tl.full([], 1.0, tl.float32)
     for column in tl.static_range(2, ROW, 2):
         first_item, num_items = tl.load(line + column), tl.load(line + column + 1)
         for start in range(0, num_items, MERGED):

@@ -129,14 +129,14 @@ class Scheduler:
 
     def estimate_s(self, scheduled: Scheduled) -> float | None:
         """Return the seconds that a step is expected to take; None if that is not known yet."""
-        prefills = [feed for _, feed in scheduled if not feed.num_wanted]
+        prefills = _prefills(scheduled)
         return self.costs.estimate_s(prefills, is_alone=_is_alone(scheduled))
 
     def observe(self, seconds: float, scheduled: Scheduled) -> None:
         """Update the measured costs with the duration of a step, in seconds."""
         num_works = len({work for work, _ in scheduled})
         self.totals.add(seconds, num_works, [feed for _, feed in scheduled])
-        prefills = [feed for _, feed in scheduled if not feed.num_wanted]
+        prefills = _prefills(scheduled)
         is_alone = _is_alone(scheduled)
         self.costs.observe(seconds, prefills, is_alone=is_alone)
         self._waited_s = seconds if prefills and is_alone else 0.0
@@ -252,6 +252,11 @@ class Scheduler:
         if work.kind == "prefill":
             return self._prefills.setdefault(work.lease.request.terms.tenant, deque())
         return self._ahead if work.kind == "ahead" else self._steps
+
+
+def _prefills(scheduled: Scheduled) -> list[Feed]:
+    """Return the rows of prompts, of answers made elsewhere, and of what only scores tokens."""
+    return [feed for work, feed in scheduled if work.kind == "prefill" or not feed.num_wanted]
 
 
 def _is_alone(scheduled: Scheduled) -> bool:

@@ -41,6 +41,7 @@ class _Layer:
     module: Any  # attention module of the model; its `layer_idx` selects the layer of the cache
     rope: str  # name of the layer's rope; see `Decoder._angles`
     window: int | None  # number of last keys that a row attends to; None for all
+    sinks: torch.Tensor | None  # see `AttentionInputs`
     before_attention: torch.Tensor
     # Projection to queries, keys and values, [(heads + 2 kv_heads) * head_dim, hidden].
     qkv: AnyProduct
@@ -204,7 +205,9 @@ class Decoder:
         stored = self._operations.store_heads(
             mixed, angles, layer.qk_norm, rows.cache, index, rows.slots_on(mixed.device)
         )
-        attended = attend_to_cache(index, *stored, rows, layer.module.scaling, layer.window)
+        attended = attend_to_cache(
+            index, *stored, rows, layer.module.scaling, layer.window, layer.sinks
+        )
         flat = attended.reshape(len(mixed), -1)
         return layer.output(self._operations.prepare(flat, layer.output))
 
@@ -215,9 +218,11 @@ class Decoder:
         return mlp(rows_in)
 
     def _norm_weight(self, norm: Any) -> torch.Tensor:
-        """Return the factors of a norm; Gemma stores them less one and multiplies in float32."""
+        """Return the factors of a norm, in float32 where the family multiplies in it."""
         weight: torch.Tensor = norm.weight
-        return 1 + weight.float() if self._config.model_type == "gemma3_text" else weight
+        if self._config.model_type == "gemma3_text":  # which stores them less one
+            return 1 + weight.float()
+        return weight.float() if self._config.model_type == "gpt_oss" else weight
 
     def _angles(self, positions: torch.Tensor, dtype: torch.dtype, rope: str) -> Angles:
         """Return cosines and sines [rows, 1, rotated]; the first half of the sines is negated."""
@@ -250,6 +255,7 @@ class Decoder:
             module=attention,
             rope=f"{layer_type}_" if hasattr(self._rotary, f"{layer_type}_inv_freq") else "",
             window=getattr(self._config, "sliding_window", None) if slides else None,
+            sinks=attention.sinks.float() if hasattr(attention, "sinks") else None,
             before_attention=self._norm_weight(layer.input_layernorm),
             qkv=_product(attention, "qkv_proj", "q_proj", "k_proj", "v_proj"),
             qk_norm=qk_norm,
@@ -263,7 +269,8 @@ class Decoder:
 
 def _mlp_of(mlp: Any) -> _GatedMLP | Experts:
     if hasattr(mlp, "experts"):
-        return lambda hidden: mlp(hidden[None])[0]
+        # That of gpt-oss returns the scores of its router as well.
+        return lambda hidden: mlp(hidden[None])[0].view(hidden.shape)
     activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
     gate_up = _product(mlp, "gate_up_proj", "gate_proj", "up_proj")
     return _GatedMLP(gate_up, _product(mlp, "down_proj"), activation)

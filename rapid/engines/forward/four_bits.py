@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from rapid.planning.packed_bits import CONVERTED, PACKED_ROWS, group_of
+from rapid.planning.packed_bits import BITS, CONVERTED, PACKED_ROWS, group_of
 
 MOST_PACKED_ROWS = {"cpu": 64, "cuda": 512}  # more are multiplied faster with converted weights
 _LEAST = 1e-12  # scale of a group of equal numbers
@@ -20,6 +20,9 @@ _LARGEST = 15  # code
 _CPU_WIDTH = 32  # columns that are converted at once on a CPU: the fewest that its operator takes
 _GPU_BLOCK = 8  # rows that are packed together on a GPU
 _GPU_COLUMNS = 16  # of a block that its operator reads at once, or a multiple
+MXFP4_GROUP = 32  # numbers in MXFP4 with a common exponent
+_MXFP4_BIAS = 127  # of the exponent
+_MXFP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # numbers of the first codes; others are negative
 _GPU_BLOCKS = 65_535  # that a GPU's operator takes: a grid's most in its second axis
 
 
@@ -38,6 +41,27 @@ def pack_codes(codes: torch.Tensor, num_groups: int) -> torch.Tensor:
         return torch.cat([pack(part.int(), 1) for part in torch.split(codes, num_rows)])
     pairs = codes[:, ::2] << 4 | codes[:, 1::2]
     return torch._convert_weight_to_int4pack(pairs, codes.shape[1] // num_groups // _GPU_COLUMNS)
+
+
+def numbers_of_mxfp4(
+    blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the numbers [experts, in, out] of weights in MXFP4, which bfloat16 holds exactly.
+
+    The format is that of "OCP Microscaling Formats (MX) Specification", version 1.0, section 5.
+
+    Args:
+        blocks: two codes in a byte, the first in its lower half, [experts, out, groups, 16].
+        scales: exponents of two, [experts, out, groups].
+    """
+    table = torch.tensor([*_MXFP4, *(-number for number in _MXFP4)])
+    num_experts, num_out, num_groups = scales.shape
+    numbers = torch.empty(num_experts, num_groups * MXFP4_GROUP, num_out, dtype=dtype)
+    for expert, codes, exponents in zip(numbers, blocks, scales, strict=True):
+        pairs = torch.stack((codes & _LARGEST, codes >> BITS), -1).flatten(2)
+        shifts = exponents.int()[..., None] - _MXFP4_BIAS
+        expert.copy_(torch.ldexp(table[pairs.int()], shifts).flatten(1).t())
+    return numbers
 
 
 def scales_of(scale: torch.Tensor, zero: torch.Tensor | int) -> torch.Tensor:

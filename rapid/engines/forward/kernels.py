@@ -37,6 +37,7 @@ def kernels_of(
     num_heads = int(settings.num_attention_heads)
     page_tokens, step_tokens = config.page_tokens, config.step_tokens
     window = window_of(settings.to_dict())
+    has_sinks = hasattr(loaded.model.get_submodule("model.layers.0.self_attn"), "sinks")
     # Engines of one shape and of about the same size reuse what the first of them found.
     alike = (
         *(layout.devices[0], layout.num_kv_heads, layout.head_dim, layout.dtype),
@@ -47,12 +48,15 @@ def kernels_of(
             max_context.bit_length(),
             step_tokens,
             window,
+            has_sinks,
         ),
     )
     if alike not in _chosen:
         # Torch must not draw random numbers while another engine captures a graph.
         with CAPTURING, torch.cuda.device(layout.devices[0]):
             _chosen[alike] = choose_kernels(
-                cache, num_heads, page_tokens, max_context, step_tokens, window=window
+                *(cache, num_heads, page_tokens, max_context, step_tokens),
+                window=window,
+                has_sinks=has_sinks,
             )
     return _chosen[alike]

@@ -22,7 +22,8 @@ def key_centres(model: torch.nn.Module) -> list[torch.Tensor | None]:
 
 def _centre(attention: Any, rotary: Any) -> torch.Tensor | None:
     bias = getattr(getattr(attention, "k_proj", None), "bias", None)
-    if bias is None or hasattr(attention, "k_norm"):
+    # A sink is no score of a key: it would not change with the others.
+    if bias is None or hasattr(attention, "k_norm") or hasattr(attention, "sinks"):
         return None
     heads = bias.view(-1, attention.head_dim).float()
     positions = torch.arange(POSITIONS, device=heads.device)[None]

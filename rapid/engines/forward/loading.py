@@ -105,16 +105,20 @@ def load_model(
     elif facts.stored is not None:
         check_stored(facts.stored, device, dtype)
         stored = StoredWeights(source, facts.stored, shard, model_config)
-        vars(model_config).pop("quantization_config", None)  # or transformers would read it
     elif isinstance(config.quantization, dict) and config.quantization:
         quantization = quantization_config(config.quantization)
     if config.kv_cache_dtype == "fp8":
         check_device(device)
     if shard is None or not shard.rank:
         check_memory(config, with_pools=with_pools, num_machines=num_machines)
+    part = shard
+    if facts.has_mxfp4:
+        part = shard or Shard(0, 1)
+    if facts.has_mxfp4 or stored is not None:
+        vars(model_config).pop("quantization_config", None)  # or transformers would read it
     is_packed = own_method is not None or stored is not None
     home = torch.device("cpu") if is_packed else device
-    model = _load_weights(config, source, model_config, quantization, home, dtype, shard, stored)
+    model = _load_weights(config, source, model_config, quantization, home, dtype, part, stored)
     if own_method is not None:
         quantize(model, own_method, device)
     if stored is not None:

@@ -17,6 +17,7 @@ import torch
 
 from rapid.checkpoints.digests import digest_of_samples
 from rapid.checkpoints.files import read_json
+from rapid.engines.forward.four_bits import MXFP4_GROUP, numbers_of_mxfp4
 from rapid.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -63,17 +64,45 @@ class Shard:
         """
         module, kind = name.split(".")[-2:]
         shape = _shape(tensor)
+        if module == "experts":
+            return self._part_of_experts(kind, tensor, shape)
         if module in _BY_VOCABULARY:
             return self._pad(tensor, shape[0])
         if module in _BY_ROWS:
             rows = [tensor[each] for each in self._rows(module, shape[0], model_config)]
             return _whole(rows[0] if len(rows) == 1 else torch.cat(rows))
+        if kind == "sinks":
+            return _whole(tensor[self._range(shape[0])])
         if module in _BY_COLUMNS and kind == "weight":
             return _whole(tensor[:, self._range(shape[1])])
         whole = _whole(tensor[:])
         if module in _BY_COLUMNS and self.rank:  # a bias is added once, by the first rank
             return torch.zeros_like(whole)
         return whole
+
+    def _part_of_experts(self, kind: str, tensor: Any, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return the part of all experts' weights [experts, in, out] or biases [experts, out].
+
+        So gpt-oss stores them; the columns of gate and up take turns.
+        """
+        if kind.startswith("gate_up_proj"):
+            everything = [slice(None)] * (len(shape) - 1)
+            return _whole(tensor[(*everything, self._range(shape[-1]))])
+        if kind == "down_proj":
+            return _whole(tensor[:, self._range(shape[1])])
+        whole = _whole(tensor[:])
+        return torch.zeros_like(whole) if self.rank else whole
+
+    def read_mxfp4(self, kind: str, blocks: Any, scales: Any, dtype: torch.dtype) -> torch.Tensor:
+        """Return the same of weights in MXFP4, as `numbers_of_mxfp4` takes them."""
+        if kind == "gate_up_proj":
+            rows = self._range(_shape(blocks)[1])
+            return numbers_of_mxfp4(blocks[:, rows], scales[:, rows], dtype)
+        columns = self._range(MXFP4_GROUP * _shape(blocks)[2])
+        groups = slice(columns.start // MXFP4_GROUP, -(-columns.stop // MXFP4_GROUP))
+        numbers = numbers_of_mxfp4(blocks[:, :, groups], scales[:, :, groups], dtype)
+        first = columns.start % MXFP4_GROUP
+        return _whole(numbers[:, first : first + columns.stop - columns.start])
 
     def block(
         self, module: str, num_out: int, num_in: int, model_config: Any
@@ -128,16 +157,25 @@ def read_shard(
 ) -> dict[str, torch.Tensor]:
     """Read one rank's part of a checkpoint's safetensors files, by transformers' names.
 
+    Weights in MXFP4 are read as the numbers that they stand for, one tensor at a time.
     `model_config` is that of the whole model, as in `Shard.part`.
     """
     from safetensors import safe_open
 
-    weights = {}
+    places: dict[str, Any] = {}
     for path in weight_files(source):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  it is no mapping
-                part = shard.part(name, file.get_slice(name), model_config)
-                weights[name] = part.to(dtype)
+        file: Any = safe_open(path, framework="pt")
+        places |= dict.fromkeys(file.keys(), file)
+    weights = {}
+    for name, file in places.items():
+        own = file.get_slice(name)
+        stem, _, kind = name.rpartition("_")
+        scales = f"{stem}_scales"
+        if kind == "blocks" and scales in places:
+            codes = own, places[scales].get_slice(scales)
+            weights[stem] = shard.read_mxfp4(stem.rpartition(".")[2], *codes, dtype)
+        elif name != scales or f"{stem}_blocks" not in places:
+            weights[name] = shard.part(name, own, model_config).to(dtype)
     return weights
 
 

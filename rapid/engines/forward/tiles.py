@@ -160,7 +160,7 @@ def attend_in_tile(inputs: AttentionInputs, kernel: PartialKernel) -> torch.Tens
         before = slots[left_by_last:num_before]
         seen = inputs.gather(before)
         parts.insert(0, kernel(packed, *seen, inputs.scale, is_causal=False))
-    output, _ = merge(parts)
+    output = inputs.share_with_sinks(merge(parts))
     by_head = output.to(query.dtype).reshape(1, num_heads, num_rows, head_dim)
     return by_head.transpose(1, 2)
 

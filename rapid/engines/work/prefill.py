@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 from typing_extensions import override
 
 from rapid.engines.attention.batch import Feed
+from rapid.engines.attention.segments import MAX_STEP_ROWS
 from rapid.engines.kv.cache import KVCache
 from rapid.engines.kv.lease import Lease
 from rapid.engines.kv.prefix_cache import PrefixCache
@@ -42,6 +45,7 @@ class Prefill(Work):
         self._page_tokens = page_tokens
         self._num_prompt = lease.sequences[0].num_prompt - 1
         self._num_cached = 0
+        self._scores: list[list[float]] = []  # of committed tokens, by mask
         self._kept = kept
         self._indices: dict[bytes, int] = {}
         self._points: set[int] = set()  # numbers of pages after which the window is kept
@@ -154,6 +158,7 @@ class Prefill(Work):
                     num_tokens=len(request.prompt_ids),
                     num_cached_tokens=self._num_cached,
                     kv_cache_dtype="fp8" if self._cache.layout.is_fp8 else "auto",
+                    scores=tuple(map(tuple, self._scores)),
                 )
             )
 
@@ -177,3 +182,45 @@ class Prefill(Work):
         if self._kept is not None and first.ring is not None and other.ring is not None:
             self._kept.fork(first.ring, other.ring, self._num_prompt)
         other.num_computed = self._num_prompt
+
+
+class MaskedPrefill(Prefill):
+    """Prefill that scores the committed tokens of each choice with a part of the prompt unseen.
+
+    The rows of the prompt behind that part did see it. All choices' rows go into one forward.
+    """
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        self._scores = [[] for _ in self.lease.sequences]
+        self._fed: deque[tuple[Sequence, list[float]]] = deque()  # in the forward, in order
+
+    @override
+    def feeds(self, limit: int) -> list[Feed]:
+        first, *_ = sequences = self.lease.sequences
+        if first.num_computed < self._num_prompt:
+            return super().feeds(limit)
+        feeds: list[Feed] = []
+        for sequence, mask, scores in zip(
+            sequences, self.lease.request.masks, self._scores, strict=True
+        ):
+            # Kernels are checked with unseen keys for so many rows.
+            most = min(limit, MAX_STEP_ROWS, sequence.num_pending - 1)
+            if token_ids := sequence.pending(most):
+                table, position = sequence.table, sequence.num_computed
+                feeds.append(Feed(token_ids, position, table, most, mask, sequence.ring))
+                self._fed.append((sequence, scores))
+                limit -= most
+        return feeds
+
+    @override
+    def take(self, logits: torch.Tensor) -> Question | None:
+        if not self._fed:
+            return super().take(logits)
+        sequence, scores = self._fed.popleft()
+        start = sequence.num_computed + 1
+        sequence.num_computed += len(logits)
+        told = torch.tensor(sequence.token_ids[start : start + len(logits)], device=logits.device)
+        scores += logits.log_softmax(-1).gather(1, told[:, None])[:, 0].tolist()
+        return None

@@ -251,10 +251,15 @@ class TestGpusOfAKind:
         "disk_cache_folder": "/var/lib/rapid/kv",
         "disk_cache_gib": 1,
     }
+    RETRIEVER: ClassVar[dict[str, Any]] = {
+        "retrieval": {"store": {"kind": "local", "folder": "/var/lib/rapid/chunks"}},
+        "pool": {"max_replicas": 1},
+    }
 
     def made(self, tmp_path: Path, accelerator: str) -> dict[str, Any]:
         pool = {"num_gpus": 1, "accelerator": accelerator}
-        file = write(tmp_path, target={"engine": self.ENGINE, "pool": pool}, drafter="target")
+        target = {"engine": self.ENGINE, "pool": pool}
+        file = write(tmp_path, target=target, drafter="target", retriever=self.RETRIEVER)
         document: dict[str, Any] = yaml.safe_load(manifests(file, "any")["rayservice.yaml"])
         assert schema_errors(document) == []
         return document["spec"]["rayClusterConfig"]
@@ -276,14 +281,15 @@ class TestGpusOfAKind:
         with pytest.raises(ConfigurationError, match=r"target\.pool\.accelerator: .* H100"):
             self.made(tmp_path, "H1000")
 
-    def test_the_disk_tier_has_a_volume_to_write_to(self, tmp_path: Path) -> None:
+    def test_what_is_kept_on_a_disk_has_a_volume_to_write_to(self, tmp_path: Path) -> None:
         target, cpu = (
             each["template"]["spec"]["containers"][0]["volumeMounts"]
             for each in self.made(tmp_path, "L4")["workerGroupSpecs"]
         )
-        mount = {"name": "target-kv", "mountPath": "/var/lib/rapid/kv"}
-        assert mount in target
-        assert mount not in cpu
+        kv = {"name": "target-kv", "mountPath": "/var/lib/rapid/kv"}
+        chunks = {"name": "retriever-chunks", "mountPath": "/var/lib/rapid/chunks"}
+        assert [each in target for each in (kv, chunks)] == [True, False]
+        assert [each in cpu for each in (kv, chunks)] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from tests.library.parsing.small_pdf import write_pdf
 WORKER = """
 import os, socket, sys, time
 from library.parsing import confinement, worker
-from library.parsing.layout import Layout, ParsedText
+from library.parsing.layout import TextLayout, ParsedText
 from library.parsing.unreadable_file import UnreadableFile
 
-LAYOUT = Layout.of("")
+LAYOUT = TextLayout.of("")
 LONG = ParsedText("a" * 50, "text/plain", LAYOUT)
 
 def read(file, suffix, limits, report):
@@ -103,7 +103,7 @@ def attempt(what, *arguments):
         return type(error).__name__
 outcomes = [attempt(socket.socket), attempt(socket.create_connection, ("127.0.0.1", 9)), {}]
 text = " ".join(outcomes) + str(dict(os.environ))
-return ParsedText(text, "text/plain", Layout.of(text))
+return ParsedText(text, "text/plain", TextLayout.of(text))
 """
 OTHERS = """
     attempt(os.fork), attempt(os.execv, sys.executable, ["python"]), attempt(os.kill, 1, 0),

@@ -3,7 +3,7 @@ import io
 import pypdf
 import pytest
 
-from library.parsing import Layout, ParsingLimits
+from library.parsing import ParsingLimits, TextLayout
 from tests.library.parsing.reading_files import read, refuse
 from tests.library.parsing.small_pdf import write_pdf
 
@@ -36,7 +36,7 @@ def test_lines_and_pages_are_kept():
     third = TEXT.index("One")
     assert [page.start for page in parsed.layout.pages] == [0, third, third, len(TEXT)]
     assert {(page.width, page.height) for page in parsed.layout.pages} == {(612.0, 792.0)}
-    assert Layout.from_bytes(parsed.layout.to_bytes()) == parsed.layout
+    assert TextLayout.from_bytes(parsed.layout.to_bytes()) == parsed.layout
 
 
 @pytest.mark.parametrize(

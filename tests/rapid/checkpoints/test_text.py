@@ -27,6 +27,20 @@ DAY = date(2026, 1, 31)
 SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
+def test_tokens_are_found_by_what_they_spell() -> None:
+    chunks = ["The banner of Tezawe", "is sözo — sema", "The banner of Tezawe"]
+    chat = [Message("user", "About:\n" + "\n\n".join(chunks) + "\n\nThe banner?")]
+    token_ids = TEXT.encode_chat(chat, day=DAY)
+    spans = TEXT.find_tokens(token_ids, [*chunks[:2], "not there", chunks[2]])
+    assert spans[2] == (0, 0)
+    del spans[2]
+    for (start, stop), chunk in zip(spans, chunks, strict=True):
+        assert chunk in TEXT.decode(token_ids[start:stop])
+        assert chunk not in TEXT.decode(token_ids[start + 1 : stop])
+        assert chunk not in TEXT.decode(token_ids[start : stop - 1])
+    assert all(a[1] <= b[0] for a, b in pairwise(spans))
+
+
 def sentencepiece_like() -> ChatText:
     """The pipeline of Llama 2 and its kin, with letters for a vocabulary."""
     tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *LETTERS, "▁the", "he", "▁▁"]

@@ -25,7 +25,7 @@ from rapid.planning import ring_sizes
 from tests.rapid.tiny_families import family_checkpoint, family_config, family_model, reference_of
 from tests.rapid.tiny_models import VOCAB, lease_request, random_prompt
 
-FAMILIES = ["gemma3_text", "mistral", "phi3", "qwen2"]
+FAMILIES = ["gemma3_text", "gpt_oss", "mistral", "phi3", "qwen2"]
 SETTINGS: dict[str, Any] = {
     "kv_cache_tokens": 4096, "max_leases": 4, "step_tokens": 48, "threads": 1,
 }  # fmt: skip

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from transformers import AutoConfig
 
 from rapid.planning.families import FAMILIES, expert_layers, refusal, sliding_layers, window_of
-from rapid.planning.plan import GPUS, Replica
+from rapid.planning.plan import GPUS, Replica, group_sizes
 from rapid.planning.shapes import KNOWN_SHAPES, ModelShape
 from tests.rapid.tiny_families import EXPERTS, MORE_FAMILIES, SWITCHED_ON
 
@@ -79,8 +80,15 @@ def test_a_step_of_one_row_reads_the_experts_that_it_chose_and_many_rows_read_ne
     assert MIXTURE.read_bytes(rows=512) == pytest.approx(everything)
 
 
-def test_a_mixture_is_computed_by_one_gpu_at_a_time() -> None:
-    assert Replica(MIXTURE, GPUS["h100-sxm"], 8192, num_gpus=4).num_at_once == 1
+def test_a_mixture_is_split_over_gpus_unless_it_is_quantized() -> None:
+    replica = Replica(MIXTURE, GPUS["h100-sxm"], 8192, num_gpus=4)
+    assert replica.num_at_once == 4
+    assert replace(replica, layer_bits=8).num_at_once == 1
+
+
+def test_gpt_oss_120b_takes_the_memory_of_four_gpus() -> None:
+    shape = KNOWN_SHAPES["gpt-oss-120b"][1]
+    assert group_sizes(Replica(shape, GPUS["h100-sxm"], 131072), 4) == [4, 8]
 
 
 def test_sliding_layers_read_and_attend_to_their_window_only() -> None:

@@ -28,6 +28,8 @@ class TestShapes:
             ("phi-4", 14_659_507_200),
             ("qwen3-30b-a3b", 30_532_122_624),
             ("gemma-3-1b", 999_885_952),
+            ("gpt-oss-20b", 20_914_757_184),
+            ("gpt-oss-120b", 116_829_156_672),
         ],
     )
     def test_built_in_shapes_have_the_published_number_of_parameters(self, name, parameters):

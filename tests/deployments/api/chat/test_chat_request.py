@@ -76,8 +76,10 @@ def test_everything_arrives():
             "query": "what",
             "date": "2024-02-29",
             "explain": "tokens",
+            "citations": True,
         },
     )
+    assert request.citations
     assert request.messages == (
         Message("system", "Be kind."),
         Message("assistant", "Hello."),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from deployments.api.chat.wire import GrowingChoice, ReplyFrame, Timing, metrics, rapid_receipt
 from rapid.messages import TextDelta, TokenText
+from rapid.receipt import Citation, Citations
 from tests.deployments.scripted import receipt
 
 FRAME = ReplyFrame("chatcmpl-1", 0, "m", "fp_1", has_logprobs=True, includes_usage=False)
@@ -32,6 +33,29 @@ def test_a_receipt_names_the_engines_that_keep_kv_in_fp8():
     assert "kv_cache_dtype" not in rapid_receipt(receipt())
     kept = replace(receipt(), kv_cache_dtype={"target": "fp8"})
     assert rapid_receipt(kept)["kv_cache_dtype"] == {"target": "fp8"}
+
+
+def test_citations_are_in_the_receipt_of_who_asked_for_them():
+    assert not {"citations", "unsupported", "needed"} & rapid_receipt(receipt()).keys()
+    copied = Citation(0, 0, 5, "copied", "notes", "doc:0", 3, 8, "Hello")
+    needed = Citation(1, 7, 12, "needed", "notes", "doc:1", 40, 90, "…", 3.5)
+    cited = replace(receipt(2), citations=Citations((copied, needed), ((1, 0, 6),), "measured"))
+    body = json.loads(json.dumps(rapid_receipt(cited)))
+    assert body["citations"][0] == {
+        "choice": 0,
+        "start": 0,
+        "end": 5,
+        "evidence": "copied",
+        "document": "notes",
+        "passage_id": "doc:0",
+        "document_start": 3,
+        "document_end": 8,
+        "quote": "Hello",
+        "fall": None,
+    }
+    assert body["citations"][1]["fall"] == 3.5
+    assert body["unsupported"] == [{"choice": 1, "start": 0, "end": 6, "no_source": True}]
+    assert body["needed"] == "measured"
 
 
 def test_times_are_what_the_caller_saw():

@@ -17,8 +17,8 @@ from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
 from library.ingestion import Ingestion
+from library.library_access import LibraryAccess
 from library.library_config import LibraryConfig
-from library.opening import LibraryAccess
 from rapid.messages import Document, DocumentRef
 from retrieval import RetrievalConfig
 from retrieval.chunking import Chunk, RetrievedChunk

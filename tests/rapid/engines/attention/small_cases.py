@@ -39,5 +39,8 @@ def textbook(inputs: AttentionInputs) -> torch.Tensor:
                 for tensor in (inputs.keys, inputs.values)
             )
             scores = (keys @ inputs.query[0, :, row, :, None].double())[..., 0] * inputs.scale
-            outputs.append((scores.softmax(-1)[:, None] @ values)[:, 0])
+            if inputs.sinks is not None:
+                scores = torch.cat([scores, inputs.sinks[:, None].double()], 1)
+            weights = scores.softmax(-1)[:, None, : len(seen)]
+            outputs.append((weights @ values)[:, 0])
     return torch.stack(outputs)[None].float()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn.attention import _fa3
 
-from rapid.engines.attention.cases import Case, chunk_checks, step_checks
+from rapid.engines.attention.cases import Case, beside_sinks, chunk_checks, step_checks
 from rapid.engines.attention.cuda import (
     all_candidates,
     attend_by_pages,
@@ -54,6 +54,28 @@ def test_who_forgets_the_window_of_sliding_layers_is_not_chosen() -> None:
     for window, chosen in ((None, forgetful), (32, right)):
         kernels = choose_kernels(cache_of(), HEADS, PAGE, 512, 100, candidates, measure, window)
         assert (kernels.steps, kernels.chunks) == (chosen, chosen)
+
+
+def test_who_forgets_sinks_or_does_not_take_them_is_not_chosen(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def forgetful(inputs: AttentionInputs) -> torch.Tensor:
+        return right(replace(inputs, sinks=None))
+
+    paged = partial(attend_by_pages, kernel=forgetful, table_name="block_table", page=PAGE)
+    candidates = [
+        KernelCandidate("pages", lambda: paged),
+        KernelCandidate("forgetful", lambda: forgetful),
+        KernelCandidate("right", lambda: right),
+    ]
+    torch.manual_seed(0)
+    with caplog.at_level(logging.INFO):
+        kernels = choose_kernels(
+            cache_of(), HEADS, PAGE, 512, 100, candidates, lambda _: 1.0, 32, has_sinks=True
+        )
+    assert (kernels.steps, kernels.chunks) == (right, right)
+    assert caplog.text.count("pages cannot run here, on decode, beside sinks (it is not given") == 1
+    assert "forgetful is wrong" in caplog.text
 
 
 def test_steps_and_prefill_choose_for_themselves(caplog: pytest.LogCaptureFixture) -> None:
@@ -177,7 +199,7 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 @NEEDS_GPU
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(32, 8, 128), (28, 4, 128), (8, 8, 64)]
+    ("heads", "kv_heads", "head_dim"), [(32, 8, 128), (28, 4, 128), (8, 8, 64), (64, 8, 64)]
 )
 def test_what_a_device_chooses_is_right_there(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -188,9 +210,12 @@ def test_what_a_device_chooses_is_right_there(
 
 
 def check_choice(layout: KVLayout, heads: int) -> None:
-    kernels = choose_kernels(KVCache(layout, 512, PAGE), heads, PAGE, 4096, 512)
+    has_sinks = heads == 64
+    cache = KVCache(layout, 512, PAGE)
+    kernels = choose_kernels(cache, heads, PAGE, 4096, 512, has_sinks=has_sinks)
     assert kernels.captured is not None, "ours is wrong here: see the log"
-    for case in step_checks(layout, heads, PAGE):
+    cases = step_checks(layout, heads, PAGE)
+    for case in beside_sinks(cases) if has_sinks else cases:
         assert case.expected is not None
         for attend in (kernels.steps, kernels.captured):
             difference = (case.run(attend).float() - case.expected).abs().max()

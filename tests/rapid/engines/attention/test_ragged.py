@@ -24,6 +24,7 @@ from rapid.engines.attention.ragged import (
 )
 from rapid.engines.attention.segments import Partial
 from rapid.engines.kv.cache import KVCache, KVLayout, PageRun, PageTable
+from tests.rapid.engines.attention.small_cases import textbook
 
 CPU = torch.device("cpu")
 PAGE = 4
@@ -163,6 +164,32 @@ def test_what_sequences_begin_with_together_is_read_once(
     apart = attend_by_runs(inputs, kernel=counting)
     assert num_read - read_together == 2 * 52
     torch.testing.assert_close(output, apart, atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_sinks_take_their_share_of_every_row(
+    batch: str, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_prefixes, "MIN_SHARED_KEYS", 16)
+    torch.manual_seed(0)
+    cache = KVCache(KVLayout(2, HEAD_DIM, torch.float32, (CPU,)), num_pages=64, page_tokens=PAGE)
+    for tensor in cache.layers[0]:
+        tensor.normal_()
+    table = PageTable([PageRun(0, 64)], PAGE)  # of all sequences, which share what they begin with
+    feeds = [Feed([0] * new, past, table, 0) for past, new in BATCHES[batch]]
+    rows = assemble(feeds, cache, CPU).rows
+    query = torch.randn(1, 6, len(rows.slots), HEAD_DIM)
+    key, value = (tensor[None, :, rows.slots] for tensor in cache.layers[0])
+    sinks = torch.randn(6, dtype=torch.bfloat16)
+    output, _ = attend_ragged(
+        SimpleNamespace(layer_idx=0), query, key, value, None, SCALE,
+        ragged=rows, sliding_window=window, s_aux=sinks,
+    )  # fmt: skip
+    inputs = AttentionInputs(
+        query, key, value, *cache.layers[0], rows, SCALE, window, sinks.float()
+    )
+    torch.testing.assert_close(output, textbook(inputs), atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -173,6 +173,22 @@ def test_rows_see_the_last_keys_of_their_window(window: int) -> None:
     torch.testing.assert_close(attend(inputs), textbook(inputs), atol=2e-5, rtol=0)
 
 
+@pytest.mark.usefixtures("_bfloat16_products")
+@pytest.mark.parametrize("is_fp8", [False, True])
+@pytest.mark.parametrize("window", [None, 70])
+def test_sinks_take_their_share_of_every_row(window: int | None, is_fp8: bool) -> None:
+    """Heads of 64 in groups of 8, as gpt-oss has them; the questions share a document."""
+    torch.manual_seed(0)
+    dtype, error = (torch.bfloat16, 2e-2) if is_fp8 else (torch.float32, 2e-5)
+    sequences = [*VERIFY, (runs(90, 9, first=200), 3)] if window else QUESTIONS
+    inputs = batch_of(sequences, 1, 8, 64, dtype, is_fp8=is_fp8)
+    inputs = replace(inputs, window=window, sinks=8 + 3 * torch.randn(8, device=DEVICE))
+    got = attend(inputs)
+    torch.testing.assert_close(got.float(), textbook(inputs), atol=error, rtol=0)
+    without = textbook(replace(inputs, sinks=None))
+    assert float((got.float() - without).abs().max()) > 0.1
+
+
 def test_a_table_that_is_refilled_serves_other_lengths_and_other_sharing() -> None:
     torch.manual_seed(0)
     alone = [(runs(31, first=3100), 4), (runs(30, first=2100), 2), (runs(1, first=3200), 1),

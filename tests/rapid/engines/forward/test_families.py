@@ -171,6 +171,7 @@ def with_rope(family: str, rope: dict[str, Any]) -> Path:
     [
         *((family, scaling) for family in ("mistral", "gemma3_text") for scaling in SCALINGS),
         ("qwen3_moe", "yarn"),
+        ("gpt_oss", "linear"),
         ("phi3", "longrope"),
     ],
 )
@@ -250,7 +251,7 @@ def test_deterministic_needs_windows_of_a_tile() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("family", ["mistral", "gemma3_text", "phi3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text", "phi3", "qwen3_moe", "gpt_oss"])
 def test_ranks_compute_together_what_one_does(family: str, size: int) -> None:
     """Four ranks share two heads of keys and values."""
     settings = {"moe_intermediate_size": 32} if family == "qwen3_moe" else {}
@@ -278,6 +279,7 @@ def test_ranks_compute_together_what_one_does(family: str, size: int) -> None:
             {"deterministic": True},
             "mixture of experts, which is not built for deterministic",
         ),
+        ("gpt_oss", {"deterministic": True}, "which is not built for deterministic"),
         ("qwen3_moe", {"quantization": "int8"}, "which is not built for quantization: int8"),
         (
             "qwen3_moe",

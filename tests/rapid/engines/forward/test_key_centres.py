@@ -13,6 +13,7 @@ from rapid.engines.forward.key_centres import key_centres
 from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVCache, PageRun, PageTable
+from tests.rapid.tiny_families import family_checkpoint, family_model
 from tests.rapid.tiny_models import engine_config, loaded, random_prompt
 
 CPU = torch.device("cpu")
@@ -82,6 +83,16 @@ def test_keys_with_a_large_bias_keep_their_differences(size: float) -> None:
 def test_keys_without_a_bias_have_no_centre() -> None:
     assert key_centres(loaded("llama").model) == [None, None]
     assert key_centres(loaded("qwen3").model) == [None, None]
+
+
+def test_keys_beside_sinks_are_kept_as_they_are() -> None:
+    """A vector off all keys would change what the sinks take, which are no scores of keys."""
+    model = family_model(family_checkpoint("gpt_oss"))
+    assert key_centres(model.model) == [None] * 3
+    expected = log_probs(model, KVCache(model.kv_layout, 20, 8))
+    centres = [torch.ones(2, 16)] * 3
+    shifted = log_probs(model, Shifted(model.kv_layout, 20, 8, centres))
+    assert float((shifted - expected).abs().max()) > 0.1
 
 
 def test_a_part_of_the_heads_has_its_part_of_the_centres() -> None:

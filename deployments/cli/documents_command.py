@@ -1,0 +1,162 @@
+"""The commands ``rapid documents ...``, for the files that a server keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from deployments.cli.server_client import KeyOption, Url, connect, give_up, refuse
+from deployments.cli.terminal import DEFAULT_URL, Waiting, fail, note, out
+
+if TYPE_CHECKING:
+    import httpx
+
+_LOOK_S = 0.3  # between two looks at a file that is being read
+_UPLOAD_TIMEOUT_S = 600.0  # for 512 MB at a megabyte a second
+
+FileIds = Annotated[list[str], typer.Argument(metavar="ID...", show_default=False)]
+
+documents = typer.Typer(
+    no_args_is_help=True, help="Keep files on the server, and ask about them by their ids."
+)
+
+
+@documents.command()
+def add(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False, readable=True)
+    ],
+    url: Url = DEFAULT_URL,
+    api_key: KeyOption = None,
+) -> None:
+    """Upload files (text, Markdown, HTML, PDF, DOCX), wait until they are read, print their ids.
+
+    Then ask: rapid ask --file ID 'What is ...?'
+    """
+    failed = False
+    with connect(url, api_key) as client:
+        for path in files:
+            file = _upload(client, path)
+            if file["status"] == "error":
+                failed = True
+                note(f"{path.name}: {file['status_details']}")
+            else:
+                typer.echo(f"{file['id']}  {path.name}: {_size(file)}")
+    if failed:
+        raise typer.Exit(1)
+
+
+@documents.command("list")
+def list_documents(url: Url = DEFAULT_URL, api_key: KeyOption = None) -> None:
+    """List the files, newest first."""
+    with connect(url, api_key) as client:
+        files = _call(client, "GET", "/v1/files")["data"]
+    if not files:
+        note("no files: add some with 'rapid documents add FILE...'")
+        return
+    table = Table("id", "name", "state", "size", box=None, pad_edge=False)
+    for file in files:
+        table.add_row(file["id"], file["filename"], file["status"], _size(file))
+    out.print(table)
+
+
+@documents.command()
+def show(file_ids: FileIds, url: Url = DEFAULT_URL, api_key: KeyOption = None) -> None:
+    """Show what is known of files."""
+    with connect(url, api_key) as client:
+        for file_id in file_ids:
+            file = _call(client, "GET", f"/v1/files/{file_id}")
+            table = Table(show_header=False, box=None)
+            for name, value in {**file, **file.pop("rapid", {})}.items():
+                if value is not None and name not in ("object", "rapid"):
+                    table.add_row(name, str(value))
+            out.print(table)
+
+
+@documents.command()
+def remove(file_ids: FileIds, url: Url = DEFAULT_URL, api_key: KeyOption = None) -> None:
+    """Delete files: their bytes, their text and what was indexed of them."""
+    with connect(url, api_key) as client:
+        for file_id in file_ids:
+            _call(client, "DELETE", f"/v1/files/{file_id}")
+            note(f"{file_id} is deleted")
+
+
+@documents.command()
+def verify(
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="The server's configuration.")
+    ] = Path("serve_config.yaml"),
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Delete bytes of no file, give work to somebody.")
+    ] = False,
+) -> None:
+    """Check that files, their bytes and the work on them belong together.
+
+    This looks at the library itself, where the server keeps it; the server may run meanwhile.
+    Exit status 1 if something was found and not repaired.
+    """
+    from deployments.config.serve_file import check
+
+    library = check(config).library
+    if library is None:
+        fail(f"{config} has no library: there is nothing to verify")
+    findings = asyncio.run(_verify(library.kept, repairs=repair))
+    for each in findings:
+        typer.echo(f"{each.kind}: {each.name}")
+    note(f"{len(findings)} findings{', repaired' if repair and findings else ''}")
+    if findings and not repair:
+        raise typer.Exit(1)
+
+
+async def _verify(config: Any, *, repairs: bool) -> Any:
+    from library.library_access import Library
+    from library.upkeep import verify
+
+    library = await Library.open(config)
+    try:
+        return await verify(library, repairs=repairs)
+    finally:
+        await library.close()
+
+
+def _upload(client: httpx.Client, path: Path) -> Any:
+    """Send a file, wait until it is read, and return what the server says of it."""
+    waiting = Waiting(f"sending {path.name}")
+    try:
+        with path.open("rb") as content:
+            form = {"purpose": (None, "user_data"), "file": (path.name, content)}
+            file = _call(client, "POST", "/v1/files", files=form, timeout=_UPLOAD_TIMEOUT_S)
+        waiting.say(f"reading {path.name}")
+        while file["status"] == "uploaded":
+            time.sleep(_LOOK_S)
+            file = _call(client, "GET", f"/v1/files/{file['id']}")
+        return file
+    finally:
+        waiting.stop()
+
+
+def _call(client: httpx.Client, method: str, path: str, **options: Any) -> Any:
+    """Return the body of an answer; a refusal or a lost connection ends the command."""
+    import httpx
+
+    try:
+        response = client.request(method, path, **options)
+    except httpx.HTTPError as error:
+        give_up(client, error)
+    if response.status_code != 200:
+        refuse(response.status_code, response.content)
+    return response.json()
+
+
+def _size(file: dict[str, Any]) -> str:
+    """Return the length of a file as its reader thinks of it."""
+    characters, pages = file["rapid"]["characters"], file["rapid"]["pages"]
+    if characters is None:
+        return f"{file['bytes']:,} bytes"
+    return f"{pages:,} pages, {characters:,} characters" if pages else f"{characters:,} characters"

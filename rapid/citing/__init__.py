@@ -1,0 +1,1 @@
+"""Evidence for an answer in the texts that it was made from."""

@@ -1,0 +1,158 @@
+"""What a crash may leave, and what it may not."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import delete
+
+from library.blobs import Blobs
+from library.database import Database
+from library.ingestion import Ingestion
+from library.library_access import Library
+from library.library_config import LibraryConfig
+from library.schema import JobRow
+from library.stored_files import original_of, text_of
+from library.upkeep import Discrepancy, verify
+from rapid.errors import DocumentNotReady
+from tests.library.libraries import FakeIndex
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def library(database: Database, tmp_path: Path) -> Library:
+    blobs = Blobs.in_folder(tmp_path / "files")
+    return Library.over(LibraryConfig(folder=tmp_path), database, blobs)
+
+
+async def test_bytes_that_nobody_was_told_of_are_found_and_deleted(library: Library):
+    await library.blobs.put("originals/file-unknown", b"half an upload")
+    assert await verify(library) == []  # an upload may still be about to be told of
+    expected = [Discrepancy("bytes without a file", "originals/file-unknown")]
+    assert await verify(library, young_s=0) == expected
+    assert await verify(library, young_s=0, repairs=True) == expected
+    assert await verify(library, young_s=0) == []
+
+
+async def test_a_file_whose_bytes_are_gone_says_so(library: Library):
+    file = await library.files.add("a", "n.txt", "user_data", io.BytesIO(b"text"))
+    await Ingestion(library, None).drain()
+    await library.blobs.delete([text_of(file.id)])
+    assert await verify(library, repairs=True) == [Discrepancy("file without bytes", file.id)]
+    with pytest.raises(DocumentNotReady, match="upload it again"):
+        await library.documents.find("a", [file.id])
+    assert await verify(library) == []
+
+
+async def test_work_that_nobody_does_is_given_to_somebody(library: Library):
+    file = await library.files.add("a", "n.txt", "user_data", io.BytesIO(b"text"))
+    store = await library.stores.create("a", file_ids=[file.id])
+    async with library.database.write() as session:
+        await session.execute(delete(JobRow))
+    await Ingestion(library, FakeIndex()).drain()
+    assert (await library.files.get("a", file.id)).status == "uploaded"
+    assert await verify(library, repairs=True) == 2 * [
+        Discrepancy("work that nobody does", file.id)
+    ]
+    await Ingestion(library, FakeIndex()).drain()
+    assert (await library.stores.get_file("a", store.id, file.id)).status == "completed"
+
+
+@pytest.mark.slow
+async def test_what_was_acknowledged_survives_kills(tmp_path: Path):
+    """Twenty times killed while files come, are read and deleted."""
+    rng = random.Random(3)
+    kept: dict[str, bytes] = {}
+    deleted: set[str] = set()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    for _ in range(20):
+        server = await asyncio.to_thread(_start, tmp_path, port)
+        num_left = rng.randrange(1, 15)
+
+        def count(server: subprocess.Popen[bytes] = server) -> None:
+            nonlocal num_left
+            num_left -= 1
+            if not num_left:
+                server.kill()
+
+        uses = (_use(url, kept, deleted, rng.random(), count) for _ in range(15))
+        await asyncio.gather(*uses)
+        server.kill()
+        server.wait()
+    server = await asyncio.to_thread(_start, tmp_path, port)
+    try:
+        async with httpx.AsyncClient(base_url=url) as http:
+            for file_id, content in kept.items():
+                while await _status(http, file_id) == "uploaded":  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+                assert await _status(http, file_id) == "processed"
+                assert (await http.get(f"/v1/files/{file_id}/content")).content == content
+            listed = (await http.get("/v1/files")).json()["data"]
+            assert not deleted & {each["id"] for each in listed}
+    finally:
+        server.kill()
+        server.wait()
+    assert len(kept) > 40
+    library = await Library.open(LibraryConfig(folder=tmp_path))
+    await Ingestion(library, FakeIndex(), clock=lambda: time.time() + 60).drain()
+    orphans = await verify(library, repairs=True, young_s=0)
+    assert {each.kind for each in orphans} <= {"bytes without a file"}
+    assert await verify(library, young_s=0) == []
+    names = {each.name for each in await library.blobs.list_blobs()}
+    assert not names & {original_of(each) for each in deleted}
+    on_disk = {p.name for p in (tmp_path / "files").rglob("*") if p.is_file()}
+    assert on_disk == {name.partition("/")[2] for name in names}
+    await library.close()
+
+
+async def _status(http: httpx.AsyncClient, file_id: str) -> str:
+    return str((await http.get(f"/v1/files/{file_id}")).json()["status"])
+
+
+def _start(folder: Path, port: int) -> subprocess.Popen[bytes]:
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.library.serve_library", str(folder), str(port)], cwd=ROOT
+    )
+    while True:
+        try:
+            httpx.get(f"http://127.0.0.1:{port}/health")
+            return server
+        except httpx.HTTPError:
+            assert server.poll() is None
+            time.sleep(0.05)
+
+
+async def _use(
+    url: str,
+    kept: dict[str, bytes],
+    deleted: set[str],
+    chance: float,
+    count: Callable[[], None],
+) -> None:
+    """Upload a file and perhaps delete it; note and count what the server has acknowledged."""
+    content = f"The code is {chance}. ".encode() * 500
+    try:
+        async with httpx.AsyncClient(base_url=url) as http:
+            form = {"purpose": (None, "user_data"), "file": ("n.txt", content)}
+            file_id = (await http.post("/v1/files", files=form)).raise_for_status().json()["id"]
+            kept[file_id] = content
+            count()
+            if chance < 0.2:
+                del kept[file_id]  # which may happen, acknowledged or not
+                (await http.delete(f"/v1/files/{file_id}")).raise_for_status()
+                deleted.add(file_id)
+    except httpx.HTTPError:
+        pass
