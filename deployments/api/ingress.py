@@ -36,9 +36,10 @@ from deployments.api.files.attaching import add_places, attach_stored
 from deployments.api.files.file_routes import Endpoint, FileRoutes
 from deployments.api.files.store_routes import StoreRoutes
 from deployments.api.gate.admission import Admission
+from deployments.api.gate.allowances import Allowances
 from deployments.api.gate.authentication import Authentication
 from deployments.api.gate.key_file import KeyFile
-from deployments.api.gate.quotas import Limits, Quotas, Reservation, check
+from deployments.api.gate.quotas import Quotas
 from deployments.api.gate.shares import Shares
 from deployments.api.http.access_log import AccessLog
 from deployments.api.http.bodies import Bodies, BodyPace
@@ -57,7 +58,7 @@ from rapid.errors import (
     TargetUnavailable,
     Unauthorized,
 )
-from rapid.messages import Document, GenerateRequest
+from rapid.messages import GenerateRequest
 from rapid.ports import Clock
 
 if TYPE_CHECKING:  # which loads Ray
@@ -66,7 +67,6 @@ if TYPE_CHECKING:  # which loads Ray
 _log = logging.getLogger(__name__)
 
 _CLIENT_LEFT_STATUS = 499  # as proxies log it; it is never delivered
-_MOST_BYTES = 4  # of a character in UTF-8
 _READY_S = 2.0  # less than the proxy's patience (`proxy.ready_in_time.DEADLINE_S`)
 
 DIALECTS: dict[str, Dialect] = {"/v1/chat/completions": ChatDialect()}
@@ -105,11 +105,11 @@ class Ingress:
         """
         self._service = service
         self._accounts = accounts
-        self._quotas = quotas or Quotas()
         self._library = library
         self._sends_request_id = sends_request_id
         self._clock = clock
         self._admission = Admission(clock=clock)
+        self._allowances = Allowances(self._admission, quotas or Quotas(), accounts)
         self._bodies = Bodies(self._admission, clock=clock, pace=pace)
         self._access = AccessLog(clock, metrics, accounts)
         self.configure(config)
@@ -147,8 +147,7 @@ class Ingress:
         self._key_file = key_file
         self._tenants = Tenants(keys if config.has_keys else None)
         self._config = config
-        self._has_tenants = len({key.tenant for key in keys}) > 1 or self._accounts is not None
-        self._limit()
+        self._allowances.configure(config, has_tenants=len({key.tenant for key in keys}) > 1)
         self._bodies.limit(config.max_body_bytes, config.max_slow_bodies)
         self._cards, created, silence_s = {}, int(time.time()), config.silence_s
         for name, card in config.cards.items():
@@ -156,32 +155,12 @@ class Ingress:
                 name, created, card.max_model_len, is_embedded=card.is_embedded, silence_s=silence_s
             )
 
-    def _limit(self) -> None:
-        """Take the limits of the configuration, and those that tenants have of their own."""
-        config, own = self._config, self._accounts.limits if self._accounts else {}
-        weights = {name: each.weight for name, each in own.items() if each.weight}
-        most = {t: n for t, each in own.items() if (n := each.concurrent_answers) is not None}
-        self._admission.limit(
-            config.max_requests,
-            config.max_requests_per_tenant or config.max_requests,
-            config.shared_requests if self._has_tenants else None,
-            config.tenant_weights | weights,
-            most,
-        )
-
-    def _limits_of(self, tenant: str) -> Limits:
-        usual = Limits(self._config.requests_per_minute, self._config.tokens_per_minute)
-        if self._accounts is None or (own := self._accounts.limits.get(tenant)) is None:
-            return usual
-        requests, tokens = own.requests_per_minute, own.tokens_per_minute
-        return Limits(requests or usual.requests, tokens or usual.tokens, own.long_prefills)
-
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         """Keep the accounts for as long as the server serves."""
         async with AsyncExitStack() as stack:
             if self._accounts is not None:
-                await stack.enter_async_context(self._accounts.keep(self._limit))
+                await stack.enter_async_context(self._accounts.keep(self._allowances.refresh))
             yield
 
     @property
@@ -282,8 +261,9 @@ class Ingress:
             record.answer_id = cursor.answer_id
             longest = sent.max_tokens or self._config.card_of(sent.model).default_max_tokens
             record.most_tokens = longest * sent.num_choices
-            num_bytes = len(body)  # a token of the prompt is one of them at the least
-            record.reservation = await self._reserve(request, sent, num_bytes + record.most_tokens)
+            record.reservation = await self._allowances.reserve(
+                request, sent, len(body), record.most_tokens
+            )
             answer = partial(continue_events, self._service, sent, cursor)
             feed = EventFeed(answer, request.receive, record.note, partial(self._explain, asked))
             await stack.enter_async_context(feed)
@@ -302,25 +282,6 @@ class Ingress:
             return EventStream(
                 reply.render(events), reply.media_type, stack.pop_all(), request_id, render_error
             )
-
-    async def _reserve(
-        self, request: Request, sent: GenerateRequest, most: int
-    ) -> Reservation | None:
-        """Reserve what a request may use at most, with its stored documents.
-
-        Raises:
-            TooManyRequests: Its tenant may not use so much now.
-        """
-        limits = self._limits_of(sent.tenant)
-        stored = (each for each in sent.documents if not isinstance(each, Document))
-        most += sum(_MOST_BYTES * each.num_chars for each in stored)
-        reserved = await self._quotas.reserve(sent.tenant, limits, most)
-        if reserved is None:
-            return None
-        grant, reservation = reserved
-        request.state.rate_limits = grant.headers
-        check(grant, limits, most)
-        return reservation
 
     def _explain(self, asked: Question, error: Exception) -> Exception:
         """Return a refusal with the caller's own field, and a time to retry where it has none."""

@@ -86,7 +86,7 @@ class ApiConfig(Frozen):
         max_requests_per_tenant: The most chat requests that one tenant may have in progress, at all
             replicas of the ingress together. None is twice what the target's pool can answer at
             once with all its replicas, and at least four, but three quarters of one ingress; a
-            server with one tenant, and without a library that could have more, has no such limit.
+            server with one tenant has no such limit, unless its library may have keys of others.
         shared_requests: The chat requests in progress that tenants share while several ask; each
             may have its fair share of them, and more for a moment (`deployments.api.gate.shares`).
             None is as many as keep the target's pool from being crowded with all its replicas, and

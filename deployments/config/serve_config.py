@@ -282,8 +282,9 @@ class ApplicationConfig(Frozen, ABC):
             "silence_s": api.silence_s or longest_s,
             "models": {model.name: model.card for model in models},
         }
-        tenants = {key.tenant for key in api.keys}
-        if not api.lists_its_keys or len(tenants) > 1 or self.library is not None:
+        tenants = len({key.tenant for key in api.keys})
+        # With a library there may be keys of more tenants.
+        if not api.lists_its_keys or tenants > 1 or (tenants and self.library is not None):
             if api.max_requests_per_tenant is None:
                 at_once = sum(model.num_answers(is_calm=False) for model in targets)
                 room = max(_LEAST_OF_A_TENANT, int(_SHARE_OF_A_TENANT * api.max_requests))

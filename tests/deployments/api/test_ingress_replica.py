@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from deployments.api.backend.readiness import Readiness
 from deployments.api.ingress_replica import IngressReplica, report_readiness
 from deployments.config.api_config import ApiConfig, ModelCard
 from deployments.config.tenants import hash_key
+from library.library_config import LibraryConfig
 from rapid.errors import ConfigurationError
 from rapid.messages import GenerateRequest, Message
 from tests.deployments.api.backend.test_remote_orchestrator import ScriptedHandle
@@ -109,3 +111,16 @@ async def test_readiness_is_reported_as_it_changes() -> None:
     with pytest.raises(asyncio.CancelledError):
         await report_readiness(service, Metrics(), sleep)  # type: ignore[arg-type]
     assert seen == [True, False, True]
+
+
+async def test_a_replica_with_a_library_takes_its_keys(nobody_looks: None, tmp_path: Path) -> None:
+    library = LibraryConfig(folder=tmp_path)
+    replica = IngressReplica(ApiConfig(), library, ScriptedHandle(), ScriptedHandle())  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(replica.__serve_build_asgi_app__())
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        made = (await http.post("/v1/admin/keys", json={"tenant": "acme"})).json()
+        own = {"authorization": f"Bearer {made['key']}"}
+        statuses = [(await http.get("/v1/models", headers=each)).status_code for each in ({}, own)]
+    assert statuses == [401, 200]
+    assert replica._ingress._library is not None
+    await (await replica._ingress._library.get()).close()

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from deployments.api.ingress import Ingress
 from deployments.app import compose
 from deployments.config.api_config import ApiConfig, ApiKey
-from deployments.config.serve_config import RetrieverPoolConfig, ServeConfig
+from deployments.config.serve_config import LibraryPoolConfig, RetrieverPoolConfig, ServeConfig
 from deployments.config.serve_file import check
 from rapid.catalogue import CatalogueFile, find
 from rapid.errors import ConfigurationError
@@ -154,9 +154,16 @@ def test_a_partial_pool_keeps_the_defaults_of_its_deployment() -> None:
 def test_tenants_share_what_can_be_answered_at_once(
     api: dict[str, Any], most: int | None, shared: int | None
 ) -> None:
-    filled = with_api(**api).filled_api
+    config = with_api(**api).model_copy(update={"library": None})
+    filled = config.filled_api
     assert (filled.max_requests_per_tenant, filled.shared_requests) == (most, shared)
     assert filled.max_requests == 0.75 * filled.pool.max_ongoing_requests
+
+
+def test_a_server_whose_library_may_have_keys_of_others_shares_with_one_tenant_listed() -> None:
+    for keys, expected in (((), (None, None)), (keys_of("ops"), (32, 8))):
+        filled = with_api(keys=keys).model_copy(update={"library": LibraryPoolConfig()}).filled_api
+        assert (filled.max_requests_per_tenant, filled.shared_requests) == expected
 
 
 def test_the_context_that_is_told_is_the_one_that_is_configured() -> None:

@@ -114,7 +114,7 @@ async def test_a_tenant_may_have_limits_of_its_own(database: Database):
     keys = {tenant: await inn.key(tenant) for tenant in ("acme", "guest")}
     own = {"requests_per_minute": 3, "concurrent_answers": 1, "weight": 3}
     await write_limits(database, "acme", own, actor="ops")
-    async with inn.accounts.keep(inn.app._limit), asyncio.timeout(60):
+    async with inn.accounts.keep(inn.app._allowances.refresh), asyncio.timeout(60):
         while "acme" not in inn.accounts.limits:  # noqa: ASYNC110 (it is the product that polls)
             await asyncio.sleep(0.01)
     shares = inn.app.shares
