@@ -58,7 +58,6 @@ from rapid.errors import (
     TargetUnavailable,
     Unauthorized,
 )
-from rapid.messages import GenerateRequest
 from rapid.ports import Clock
 
 if TYPE_CHECKING:  # which loads Ray

@@ -73,7 +73,10 @@ class TestKeys:
         assert result.exit_code == 1
         assert said in " ".join(result.stderr.split())
 
-    def test_a_configuration_without_a_library_keeps_no_keys(self):
-        result = rapid("keys", "list", "--config", str(ROOT / "serve_config.yaml"))
+    def test_a_configuration_without_a_library_keeps_no_keys(self, config: Path):
+        file = yaml.safe_load(config.read_text(encoding="utf-8"))
+        del file["applications"][0]["args"]["library"]
+        config.write_text(yaml.safe_dump(file), encoding="utf-8")
+        result = rapid("keys", "list", "--config", str(config))
         assert result.exit_code == 1
         assert "library: {}" in result.stderr
