@@ -136,14 +136,16 @@ class ComputeThread:
     def _compute(self, scheduled: Scheduled) -> list[ComputedForward]:
         """Run one forward, or several that draft without the host between them."""
         most = count_forwards(scheduled)
-        if most == 1 or not self._is_quiet():
+        works = {work for work, _ in scheduled}
+        if most == 1 or self._is_interrupted(works):
             return [ComputedForward(scheduled, self._run(scheduled))]
         self.limit_s = min(most * self.limit_s, _UNKNOWN_LIMIT_S)
-        return run_chain(scheduled, most, self._run, lambda: not self._is_quiet())
+        return run_chain(scheduled, most, self._run, lambda: self._is_interrupted(works))
 
-    def _is_quiet(self) -> bool:
+    def _is_interrupted(self, works: set[Work]) -> bool:
+        """Return whether another call waits, or one of these was dropped: its pages are free."""
         with self._state.guard:
-            return self._state.is_quiet()
+            return not (self._state.is_quiet() and all(map(self._state.is_wanted, works)))
 
     def _use(self, forwards: list[ComputedForward]) -> None:
         """Use what forwards that followed each other have drawn, as if each were a step."""
