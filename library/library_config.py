@@ -39,7 +39,7 @@ class LibraryConfig(Frozen):
     max_bytes: int = Field(10 * 2**30, ge=1)
     workers: int = Field(2, ge=1, le=16)
     parsing_s: Finite = Field(300.0, gt=0)
-    parsing_bytes: int = Field(2**30, ge=64 * 2**20)
+    parsing_bytes: int = Field(2**30, ge=128 * 2**20)
 
     @property
     def parsing_limits(self) -> ParsingLimits:

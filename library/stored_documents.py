@@ -12,7 +12,7 @@ from sqlalchemy import select
 from library.attribute_filters import AttributeFilter, Combination
 from library.blobs import Blobs
 from library.database import Database
-from library.parsing import TextLayout
+from library.parsing import Layout
 from library.schema import FileRow, StoreFileRow
 from library.stored_files import StoredFiles, layout_of, text_of
 from library.vector_stores import VectorStores
@@ -135,9 +135,9 @@ class StoredDocuments:
         async with self._database.read() as session:
             return [*(await session.execute(both)).all()]
 
-    async def layout(self, file_id: str) -> TextLayout:
+    async def layout(self, file_id: str) -> Layout:
         """Return the pages and lines of a file's text."""
-        return TextLayout.from_bytes(await self._blobs.read(layout_of(file_id)))
+        return Layout.from_bytes(await self._blobs.read(layout_of(file_id)))
 
     async def resolve(self, tenant: str, documents: Sequence[DocumentRef]) -> tuple[Document, ...]:
         """Return documents with their texts; see `rapid.ports.DocumentResolver`."""

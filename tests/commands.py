@@ -20,7 +20,7 @@ _REST = r"((?: [^`#|;&<>$\n]*)?)"
 _MODULE = re.compile(rf"python\S* -m ((?:{_PACKAGES})(?:\.[a-z_0-9]+)+){_REST}")
 _SCRIPT = re.compile(rf"(?<!/)\b(benchmarks/(?:\w+/)*\w+)\.py\b{_REST}")
 _RAPID = re.compile(rf"(?:^|(?<!-n)[ /@(])rapid ([a-z][a-z-]+){_REST}")  # not kubectl -n rapid
-_GROUPS = ("keys", "models")
+_GROUPS = ("documents", "keys", "models")
 
 Command = tuple[str, frozenset[str]]
 """The name of a command, such as `benchmarks.engine.rings` or `rapid plan`, and its options."""

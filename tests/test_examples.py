@@ -12,15 +12,25 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig
+from library.ingestion import Ingestion
+from library.library_access import LibraryAccess
+from library.library_config import LibraryConfig
+from tests.deployments.api.files.test_files_by_sdk import Searching
 from tests.deployments.scripted import ScriptedOrchestrator
 from tests.deployments.serving import served
+from tests.library.libraries import FakeIndex
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-async def run(orchestrator: ScriptedOrchestrator, script: str, *options: str) -> str:
+async def run(
+    orchestrator: ScriptedOrchestrator,
+    script: str,
+    *options: str,
+    library: LibraryAccess | None = None,
+) -> str:
     """Run a script of the examples against a server, and return what it prints."""
-    async with served(Ingress(orchestrator, ApiConfig(model="scripted"))) as url:
+    async with served(Ingress(orchestrator, ApiConfig(model="scripted"), library=library)) as url:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, str(EXAMPLES / script), "--url", url, *options),
             stdout=asyncio.subprocess.PIPE,
@@ -46,6 +56,26 @@ async def test_the_transcript_has_every_question_in_every_mode(tmp_path: Path) -
     assert written.count("> Hello, wörld!") == 5
     assert written.count("> the same as `plain`") == 10
     assert max(map(len, written.splitlines())) <= 120
+
+
+async def test_a_file_is_kept_asked_about_and_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "doors.txt"
+    path.write_text("The code of door 1 is 7.\nThe code of door 2 is 14.\n")
+    access = LibraryAccess(LibraryConfig(folder=tmp_path / "library"))
+    library = await access.get()
+    working = asyncio.create_task(Ingestion(library, FakeIndex()).run())
+    orchestrator = Searching(access)
+    asked = str(path), "What is the code of door 2?"
+    printed = await run(orchestrator, "documents.py", *asked, library=access)
+    working.cancel()
+    await asyncio.wait([working])
+    await library.close()
+    assert "doors.txt is read: 51 characters" in printed
+    assert "nearest passage, lines 1-" in printed
+    assert printed.count("\nHello, wörld!") == 2
+    assert "deleted; left: []" in printed
+    names = [[each.name for each in request.documents] for request in orchestrator.requests]
+    assert names == [["doors.txt"], ["doors.txt"]]
 
 
 def test_the_kept_transcript_is_of_the_questions_and_modes_of_the_script() -> None:

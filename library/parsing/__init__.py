@@ -4,7 +4,7 @@ A service calls `parse_file`, which reads a file in a process of its own; a scri
 files calls `read_text`.
 """
 
-from library.parsing.layout import Box, Location, PageExtent, ParsedText, TextLayout
+from library.parsing.layout import Box, Layout, Location, PageExtent, ParsedText
 from library.parsing.parsing_limits import ParsingLimits
 from library.parsing.parsing_process import parse_file
 from library.parsing.reading import read_text
@@ -12,11 +12,11 @@ from library.parsing.unreadable_file import UnreadableCode, UnreadableFile
 
 __all__ = [
     "Box",
+    "Layout",
     "Location",
     "PageExtent",
     "ParsedText",
     "ParsingLimits",
-    "TextLayout",
     "UnreadableCode",
     "UnreadableFile",
     "parse_file",

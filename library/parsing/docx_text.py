@@ -15,8 +15,12 @@ from lxml import etree
 
 from library.parsing.blocks import ITEM, Blocks
 from library.parsing.parsing_limits import ParsingLimits
-from library.parsing.plain_text import not_supported
-from library.parsing.unreadable_file import UnreadableFile
+from library.parsing.unreadable_file import (
+    refuse_broken,
+    refuse_costly,
+    refuse_encrypted,
+    refuse_kind,
+)
 
 _MAIN = re.compile(r"wordprocessingml\.document\.main|ms-word\..*main")
 _NOTES = re.compile(r"wordprocessingml\.(footnotes|endnotes)\+xml")
@@ -30,10 +34,10 @@ def read_docx(file: BinaryIO, limits: ParsingLimits) -> str:
     """Return the text of a DOCX file within the limit of what its text parts unpack to."""
     with zipfile.ZipFile(file) as archive:
         if any(info.flag_bits & 1 for info in archive.infolist()):
-            raise say_encrypted()
+            refuse_encrypted()
         if _TYPES not in archive.namelist():
-            raise not_supported()
-        room = _Room(archive, limits.unpacked_bytes)
+            refuse_kind()
+        room = _Parts(archive, limits.unpacked_bytes)
         types = {
             element.get("PartName", "").lstrip("/"): element.get("ContentType", "")
             for event, element in room.walk(_TYPES)
@@ -44,7 +48,7 @@ def read_docx(file: BinaryIO, limits: ParsingLimits) -> str:
             for kinds in (_MAIN, _NOTES, _STYLES)
         )
         if not main:  # a spreadsheet or slides, for example
-            raise not_supported()
+            refuse_kind()
         marks = {id_: mark for name in styles for id_, mark in _find_marks(room.walk(name))}
         blocks = Blocks()
         for name in (*main, *notes):
@@ -52,15 +56,7 @@ def read_docx(file: BinaryIO, limits: ParsingLimits) -> str:
         return blocks.finish()
 
 
-def say_encrypted() -> UnreadableFile:
-    """Return the error of a document with a password."""
-    return UnreadableFile(
-        "The document is encrypted. Remove its password in Word and send it again.",
-        "encrypted_file",
-    )
-
-
-class _Room:
+class _Parts:
     """The parts of an archive, which together may unpack to a number of bytes."""
 
     def __init__(self, archive: zipfile.ZipFile, unpacked_bytes: int) -> None:
@@ -75,22 +71,14 @@ class _Room:
         info = self._archive.getinfo(name)
         self._left -= info.file_size
         if self._left < 0:
-            raise UnreadableFile(
-                f"The document's text parts unpack to more than {self._bytes} bytes. Send it in "
-                "several files.",
-                "file_too_large",
-            )
+            refuse_costly(f"{self._bytes} bytes unpacked", "file_too_large")
         with self._archive.open(info) as part:
             walk = etree.iterparse(
                 part, ("start", "end"), resolve_entities=False, no_network=True, load_dtd=False
             )
             for number, (event, element) in enumerate(walk):
                 if number == 0 and element.getroottree().docinfo.internalDTD is not None:
-                    raise UnreadableFile(
-                        "The document declares XML entities, which DOCX forbids. Save it again in "
-                        "Word and send that file.",
-                        "broken_file",
-                    )
+                    refuse_broken("it declares XML entities, which DOCX forbids")
                 yield event, element
                 if event == "end" and _name(element) in ("p", "tr", "style", "Override"):
                     element.clear()

@@ -29,11 +29,11 @@ def read_html(data: bytes) -> str:
     declared = _DECLARED.search(data[:_HEAD_BYTES])
     html = decode_text(data, declared[1].decode() if declared else None)
     # A target, because lxml's trees end silently at 2,048 elements inside each other.
-    parser = etree.HTMLParser(encoding="utf-8", huge_tree=True, target=_HtmlReader())
+    parser = etree.HTMLParser(encoding="utf-8", huge_tree=True, target=_SeenText())
     return str(etree.fromstring(html.encode() or b" ", parser))
 
 
-class _HtmlReader:
+class _SeenText:
     """What lxml tells of a page's elements as it meets them."""
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ class Location:
 
 
 @dataclass(frozen=True, slots=True)
-class TextLayout:
+class Layout:
     """The pages and lines of a text.
 
     Attributes:
@@ -171,7 +171,7 @@ class ParsedText:
 
     text: str
     media_type: str
-    layout: TextLayout
+    layout: Layout
 
 
 def _differences(offsets: Sequence[int]) -> array[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from library.parsing.unreadable_file import UnreadableFile
+from library.parsing.unreadable_file import refuse_costly, refuse_empty
 
 Progress = Callable[[int, int], None]  # pages done, pages
 
@@ -35,36 +35,19 @@ class ParsingLimits:
     def check_size(self, num_bytes: int) -> None:
         """Refuse a file by its size, before anything of it is read."""
         if not num_bytes:
-            raise empty_file()
+            refuse_empty()
         if num_bytes > self.file_bytes:
-            raise UnreadableFile(
-                f"The file has {num_bytes} bytes; at most {self.file_bytes} are read. Split it.",
-                "file_too_large",
-            )
+            refuse_costly(f"{self.file_bytes} bytes", "file_too_large")
 
     def check_pages(self, num_pages: int) -> None:
         """Refuse a PDF by its number of pages."""
         if num_pages > self.pages:
-            raise UnreadableFile(
-                f"The PDF has {num_pages} pages; at most {self.pages} are read. Split it.",
-                "parsing_limit",
-            )
+            refuse_costly(f"{self.pages} pages")
 
     def check_text(self, num_chars: int) -> None:
         """Refuse a file by how much text it has."""
         if num_chars > self.text_chars:
-            raise UnreadableFile(
-                f"The file has more than {self.text_chars} characters of text. Split it.",
-                "parsing_limit",
-            )
-
-    def exceed(self, what: str) -> UnreadableFile:
-        """Return the error of a file whose reading took more of something than it may."""
-        return UnreadableFile(
-            f"Reading the file takes more than {what}. Split it, or save it again in a simpler "
-            "form.",
-            "parsing_limit",
-        )
+            refuse_costly(f"{self.text_chars} characters of text")
 
     @property
     def text_bytes(self) -> int:
@@ -80,8 +63,3 @@ class ParsingLimits:
     def memory(self) -> str:
         """The bound on memory in words."""
         return f"{self.memory_bytes >> 20} MiB of memory"
-
-
-def empty_file() -> UnreadableFile:
-    """Return the error of a file without text."""
-    return UnreadableFile("The file has no text. Send one that has.", "empty_file")

@@ -9,15 +9,22 @@ import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path, PurePath
-from typing import BinaryIO, cast, get_args
+from typing import BinaryIO, NoReturn, cast, get_args
 
 import library
-from library.parsing.layout import ParsedText, TextLayout
+from library.parsing.layout import Layout, ParsedText
 from library.parsing.parsing_limits import ParsingLimits, Progress
 from library.parsing.reading import MEDIA_TYPES
-from library.parsing.unreadable_file import UnreadableCode, UnreadableFile
+from library.parsing.unreadable_file import (
+    UnreadableCode,
+    UnreadableFile,
+    refuse_broken,
+    refuse_costly,
+)
 
 _WORKER = ("-m", "library.parsing.worker")
+_SUFFIX_CHARS = 16  # no known ending has more, and an argument may have 128 KiB
+_SENSELESS = "its reader gave an answer without sense"
 _CODES = get_args(UnreadableCode)
 _ROOT = Path(library.__file__).parent.parent  # where -m finds it without an environment
 
@@ -43,7 +50,8 @@ async def parse_file(
         UnreadableFile: The file cannot be read, or not within the limits.
     """
     limits = limits or ParsingLimits()
-    order = json.dumps({"suffix": PurePath(filename).suffix, "limits": asdict(limits)})
+    suffix = PurePath(filename).suffix[:_SUFFIX_CHARS]
+    order = json.dumps({"suffix": suffix, "limits": asdict(limits)})
     with _open(path, limits) as file:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -62,9 +70,9 @@ async def parse_file(
             try:
                 return await _receive(process.stdout, limits, on_progress)
             except EOFError:  # it ended before its answer did
-                raise _explain(await process.wait(), limits) from None
+                _refuse_end(await process.wait(), limits)
     except TimeoutError:
-        raise limits.exceed(f"{limits.wall_s:g} seconds") from None
+        refuse_costly(f"{limits.wall_s:g} seconds")
     finally:
         if process.returncode is None:
             process.kill()
@@ -106,26 +114,24 @@ async def _receive(
                     and 0 < layout_bytes <= limits.layout_bytes
                 ):
                     text = (await output.readexactly(text_bytes)).decode()
-                    layout = TextLayout.unpack(await output.readexactly(layout_bytes))
+                    layout = Layout.unpack(await output.readexactly(layout_bytes))
                     return ParsedText(text, media_type, layout)
                 case _:
-                    raise _crash("it gave an answer without sense")
+                    refuse_broken(_SENSELESS)
         except (ValueError, asyncio.LimitOverrunError):  # of JSON, UTF-8, layouts; no line's end
-            raise _crash("it gave an answer without sense") from None
+            refuse_broken(_SENSELESS)
         if on_progress:
             on_progress(done, pages)
 
 
-def _explain(returncode: int, limits: ParsingLimits) -> UnreadableFile:
-    """Return the error of a worker that ended without an answer."""
+def _refuse_end(returncode: int, limits: ParsingLimits) -> NoReturn:
+    """Refuse a file whose worker ended without an answer.
+
+    Raises:
+        RuntimeError: It failed as Python does: a mistake of the program or of its installation.
+    """
+    if returncode == 1:
+        raise RuntimeError("The reader of files failed. Try `python -m library.parsing.worker`.")
     if returncode in (-signal.SIGKILL, -signal.SIGXCPU):  # by the kernel
-        return limits.exceed(f"{limits.cpu_s} seconds of computing or {limits.memory}")
-    return _crash(f"it ended with code {returncode}, perhaps for want of {limits.memory}")
-
-
-def _crash(how: str) -> UnreadableFile:
-    return UnreadableFile(
-        f"The file is broken: it crashed its reader ({how}). Open it in its program, save it "
-        "again and send that.",
-        "broken_file",
-    )
+        refuse_costly(f"{limits.cpu_s} seconds of computing or {limits.memory}")
+    refuse_broken(f"it crashed its reader (code {returncode}), perhaps for want of {limits.memory}")

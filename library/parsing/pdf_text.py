@@ -11,39 +11,38 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import pypdfium2
 from pypdfium2 import raw
 
-from library.parsing.layout import TENTHS, PageExtent, TextLayout
+from library.parsing.layout import TENTHS, Layout, PageExtent
 from library.parsing.parsing_limits import ParsingLimits, Progress
 from library.parsing.plain_text import clean_text
-from library.parsing.unreadable_file import UnreadableFile
+from library.parsing.unreadable_file import refuse_broken, refuse_empty, refuse_encrypted
 
 if TYPE_CHECKING:
     from pypdf import PdfReader
 
-Line = tuple[str, tuple[int, int, int, int]]  # its text and edges, as `TextLayout` has them
+Line = tuple[str, tuple[int, int, int, int]]  # its text and edges, as `Layout` has them
 
 _HYPHEN = "\ufffe"  # PDFium's mark of a hyphen at a line's end, after which the word goes on
 _HYPHEN_CODE = 2  # the same, where it gives single characters
 _LINE = re.compile(rf"[^\r\n{_HYPHEN}]+{_HYPHEN}?")
 _UNKNOWN = re.compile("[\0\uffff]")  # of fonts that do not say which characters they draw
+_LARGEST = 1e6  # points of a page's side, 350 m: beyond, places do not fit the layout's numbers
 _NOWHERE = (0, 0, 0, 0)  # the edges of a line whose place is not known
 
 
 def read_pdf(
     file: BinaryIO, limits: ParsingLimits, on_progress: Progress | None
-) -> tuple[str, TextLayout]:
+) -> tuple[str, Layout]:
     """Return the text of a PDF, its pages joined by blank lines, and its layout."""
     try:
         document = pypdfium2.PdfDocument(file)
     except pypdfium2.PdfiumError as error:
         if error.err_code in (raw.FPDF_ERR_PASSWORD, raw.FPDF_ERR_SECURITY):
-            raise UnreadableFile(
-                "The PDF is encrypted. Remove its password and send it again.", "encrypted_file"
-            ) from None
-        raise say_broken("It has no list of pages.") from error
+            refuse_encrypted()
+        refuse_broken("it has no list of pages")
     with document:
         num_pages = len(document)
         if not num_pages:
-            raise say_broken("It has no pages.")
+            refuse_broken("it has no pages")
         limits.check_pages(num_pages)
         second = _SecondOpinion(file)
         lines: list[Line] = []
@@ -61,10 +60,8 @@ def read_pdf(
             if on_progress:
                 on_progress(index + 1, num_pages)
     if not lines:
-        raise UnreadableFile(
-            "The PDF has no text: its pages are pictures. Run text recognition (OCR) on it and "
-            "send the result.",
-            "empty_file",
+        refuse_empty(
+            "Its pages are pictures: run text recognition (OCR) on it and send the result."
         )
     text = "\n".join(line for line, _ in lines)
     pages: list[PageExtent] = []
@@ -72,15 +69,7 @@ def read_pdf(
         after = pages[-1].start if pages else len(text)
         pages.append(PageExtent(after if start is None else start, width, height))
     edges = array("i", (edge for _, line_edges in lines for edge in line_edges))
-    return text, TextLayout.of(text, reversed(pages), edges)
-
-
-def say_broken(why: str) -> UnreadableFile:
-    """Return the error of a PDF that PDFium and pypdf cannot read."""
-    return UnreadableFile(
-        f"The PDF is broken. {why} Open it in a viewer, print it to a new PDF and send that.",
-        "broken_file",
-    )
+    return text, Layout.of(text, reversed(pages), edges)
 
 
 def _read_page(
@@ -89,21 +78,27 @@ def _read_page(
     """Return a page's lines, its width and its height, both in points."""
     try:
         page = document[index]
-    except pypdfium2.PdfiumError as error:
+        if document.get_formtype() != raw.FORMTYPE_NONE:  # what was filled in becomes page text
+            raw.FPDFPage_Flatten(page, raw.FLAT_NORMALDISPLAY)
+            page.close()
+            page = document[index]
+    except pypdfium2.PdfiumError:
         if (text := second.read(index)) is None:
-            raise say_broken(f"Page {index + 1} cannot be read.") from error
+            refuse_broken(f"page {index + 1} cannot be read")
         return _lines_without_place(text), 0.0, 0.0
     with_text = page.get_textpage()
     try:
         text = _characters(with_text)
+        width, height = (round(min(side, _LARGEST), 1) for side in page.get_size())
+        shown = (0, 0, round(width * TENTHS), round(height * TENTHS), 0)
         lines = [
-            (line, _edges(page, with_text, match.start(), len(match[0].rstrip())))
+            (line, _edges(page, shown, with_text, match.start(), len(match[0].rstrip())))
             for match in _LINE.finditer(text)
             if (line := _clean_line(match[0]))
         ]
         if (not lines or _UNKNOWN.search(text)) and (other := second.read(index)):
             lines = _lines_without_place(other) or lines
-        return lines, *page.get_size()
+        return lines, width, height
     finally:
         with_text.close()
         page.close()
@@ -137,10 +132,11 @@ def _lines_without_place(text: str) -> list[Line]:
     return [(line, _NOWHERE) for each in text.split("\n") if (line := each.rstrip())]
 
 
-def _edges(page: Any, with_text: Any, start: int, length: int) -> tuple[int, int, int, int]:
-    """Return the rectangle around characters in tenths of a point, as the page is shown."""
+def _edges(
+    page: Any, shown: tuple[int, ...], with_text: Any, start: int, length: int
+) -> tuple[int, int, int, int]:
+    """Return the rectangle around characters on the page as it is `shown`, in its units."""
     num_rects = raw.FPDFText_CountRects(with_text, start, length)
-    width, height = (round(side * TENTHS) for side in page.get_size())
     corners = [ctypes.c_double() for _ in range(4)]
     x, y = ctypes.c_int(), ctypes.c_int()
     xs, ys = [], []
@@ -148,7 +144,7 @@ def _edges(page: Any, with_text: Any, start: int, length: int) -> tuple[int, int
         raw.FPDFText_GetRect(with_text, index, *corners)
         left, top, right, bottom = corners
         for across, up in ((left, top), (right, bottom)):
-            raw.FPDF_PageToDevice(page, 0, 0, width, height, 0, across, up, x, y)
+            raw.FPDF_PageToDevice(page, *shown, across, up, x, y)
             xs.append(x.value)
             ys.append(y.value)
     return (min(xs), min(ys), max(xs), max(ys)) if xs else _NOWHERE

@@ -6,7 +6,7 @@ import codecs
 import re
 from contextlib import suppress
 
-from library.parsing.unreadable_file import UnreadableFile
+from library.parsing.unreadable_file import refuse_kind
 
 _BOMS = (  # UTF-32's begins with UTF-16's
     (codecs.BOM_UTF8, "utf-8"),
@@ -53,14 +53,8 @@ def decode_text(data: bytes, declared: str | None = None) -> str:
     text = _decode(data, declared)
     num_controls = sum(1 for _ in _CONTROL.finditer(_TERMINAL.sub("", text)))
     if num_controls * _FEW > len(text):
-        raise not_supported()
+        refuse_kind()
     return clean_text(text)
-
-
-def not_supported(hint: str = "") -> UnreadableFile:
-    """Return the error of a file of a kind that is not read."""
-    kinds = "Send plain text, Markdown, HTML, PDF or DOCX."
-    return UnreadableFile(f"Files of this kind are not read. {hint or kinds}", "unsupported_file")
 
 
 def _decode(data: bytes, declared: str | None) -> str:
@@ -99,5 +93,5 @@ def _guess_encoding(sample: bytes) -> str:
 
     guess = from_bytes(sample, cp_isolation=list(_COMMON)).best()
     if guess is None:
-        raise not_supported()
+        refuse_kind()
     return guess.encoding

@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path, PurePath
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, NoReturn
 
-from library.parsing.layout import ParsedText, TextLayout
-from library.parsing.parsing_limits import ParsingLimits, Progress, empty_file
-from library.parsing.plain_text import decode_text, not_supported
-from library.parsing.unreadable_file import UnreadableFile
+from library.parsing.layout import Layout, ParsedText
+from library.parsing.parsing_limits import ParsingLimits, Progress
+from library.parsing.plain_text import decode_text
+from library.parsing.unreadable_file import (
+    UnreadableFile,
+    refuse_broken,
+    refuse_empty,
+    refuse_encrypted,
+    refuse_kind,
+)
 
 Kind = Literal["text", "markdown", "html", "pdf", "docx"]
 
@@ -31,7 +37,7 @@ MEDIA_TYPES = frozenset(_MEDIA_TYPES.values())
 _HEAD_BYTES = 1024  # within them readers of PDF look for its first line
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # old Office files, and encrypted new ones
 _HTML = re.compile(
-    rb"(?:\xef\xbb\xbf)?(?:\s|<\?xml[^>]*>|<!--.*?-->)*<(?:!doctype\s+html|html)\b",
+    rb"(?:\xef\xbb\xbf)?(?>\s|<\?xml[^>]*>|<!--.*?-->)*+<(?:!doctype\s+html|html)\b",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -60,23 +66,19 @@ def read_file(
     kind = _find_kind(file, suffix.lower())
     try:
         text, layout = _read(file, kind, limits, on_progress)
-    except (UnreadableFile, MemoryError):
+    except (UnreadableFile, MemoryError, ImportError):  # which are not the file's fault
         raise
     except Exception as error:
-        raise UnreadableFile(
-            f"The file is broken: it could not be read as {_MEDIA_TYPES[kind]} "
-            f"({type(error).__name__}). Open it in its program, save it again and send that.",
-            "broken_file",
-        ) from error
+        refuse_broken(f"it could not be read as {_MEDIA_TYPES[kind]} ({type(error).__name__})")
     if not text.strip():
-        raise empty_file()
+        refuse_empty()
     limits.check_text(len(text))
-    return ParsedText(text, _MEDIA_TYPES[kind], layout or TextLayout.of(text))
+    return ParsedText(text, _MEDIA_TYPES[kind], layout or Layout.of(text))
 
 
 def _read(
     file: BinaryIO, kind: Kind, limits: ParsingLimits, on_progress: Progress | None
-) -> tuple[str, TextLayout | None]:
+) -> tuple[str, Layout | None]:
     if kind == "pdf":
         from library.parsing.pdf_text import read_pdf  # each reader's library only where it is used
 
@@ -103,22 +105,17 @@ def _find_kind(file: BinaryIO, suffix: str) -> Kind:
     if head.startswith(b"PK\x03\x04"):
         return "docx"
     if head.startswith(_OLE):
-        raise _old_office(file)
+        _refuse_old_office(file)
     if head.startswith((b"{\\rtf", b"%!PS")):
-        raise not_supported("Save it as DOCX or PDF and send that.")
+        refuse_kind("Save it as DOCX or PDF and send that.")
     if suffix in (".pdf", ".docx"):
-        raise UnreadableFile(
-            f"The file is named {suffix} but is no such file. Send it with its true ending, or "
-            "save it again in its program.",
-            "broken_file",
-        )
+        refuse_broken(f"it is named {suffix} but is no such file")
     return _BY_NAME.get(suffix) or ("html" if _HTML.match(head) else "text")
 
 
-def _old_office(file: BinaryIO) -> UnreadableFile:
-    from library.parsing.docx_text import say_encrypted
-
+def _refuse_old_office(file: BinaryIO) -> NoReturn:
     head = file.read(1 << 20)  # the directory stands before a small file's content, or at its end
     file.seek(max(len(head), os.fstat(file.fileno()).st_size - len(head)))
-    is_encrypted = "EncryptedPackage".encode("utf-16-le") in head + file.read()
-    return say_encrypted() if is_encrypted else not_supported("Save it as DOCX and send that.")
+    if "EncryptedPackage".encode("utf-16-le") in head + file.read():
+        refuse_encrypted()
+    refuse_kind("Save it as DOCX and send that.")

@@ -18,7 +18,7 @@ from library.parsing.confinement import confine
 from library.parsing.layout import ParsedText
 from library.parsing.parsing_limits import ParsingLimits, Progress
 from library.parsing.reading import read_file
-from library.parsing.unreadable_file import UnreadableFile
+from library.parsing.unreadable_file import UnreadableFile, refuse_costly
 
 _MESSAGES = 100  # of progress, at most: one for each page would cost more than a page of pictures
 
@@ -42,12 +42,12 @@ def main(
 
         try:
             confine(limits)
-            parsed = read(sys.stdin.buffer, order["suffix"], limits, report)
-            text, layout = parsed.text.encode(), parsed.layout.pack()
-        except UnreadableFile as unreadable:
-            send(code=unreadable.code, message=str(unreadable))
-        except MemoryError:
-            error = limits.exceed(limits.memory)
+            try:
+                parsed = read(sys.stdin.buffer, order["suffix"], limits, report)
+                text, layout = parsed.text.encode(), parsed.layout.pack()
+            except MemoryError:
+                refuse_costly(limits.memory)
+        except UnreadableFile as error:
             send(code=error.code, message=str(error))
         else:
             send(media_type=parsed.media_type, text_bytes=len(text), layout_bytes=len(layout))

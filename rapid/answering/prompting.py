@@ -7,6 +7,7 @@ passes the tenant of a request to retrieval.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Callable, Sequence
@@ -159,17 +160,16 @@ class RequestPrompts:
         return other
 
     async def read(
-        self, request: GenerateRequest, read: Callable[..., Made], *arguments: object
+        self, request: GenerateRequest, read: Callable[..., Made], *more: object
     ) -> Made:
         """Return what a function of a request's documents returns, in the threads of all requests.
 
-        Of documents that were deleted meanwhile there are none.
+        There are no documents if one was deleted meanwhile.
         """
-        try:
+        documents: tuple[Document, ...] = ()
+        with contextlib.suppress(UnknownDocument):
             documents = await self._resolver.resolve(request.tenant, request.documents)
-        except UnknownDocument:
-            documents = ()
-        return await self._threads.run(request.tenant, read, documents, *arguments)
+        return await self._threads.run(request.tenant, read, documents, *more)
 
     def close(self) -> None:
         """End the threads in which prompts are tokenized."""

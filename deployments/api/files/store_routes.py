@@ -33,7 +33,7 @@ from deployments.api.files.objects import (
 )
 from deployments.api.http.bodies import Bodies
 from library.library_access import LibraryAccess
-from library.parsing import TextLayout
+from library.parsing import Layout
 from library.schema import StoreFileRow, VectorStoreRow
 from library.stored_documents import StoredText
 from library.vector_stores import check_attributes
@@ -291,7 +291,7 @@ def _with_progress(row: StoreFileRow, progress: tuple[int, int] | None) -> dict[
     return body
 
 
-def _place(layout: TextLayout, chunk: Chunk) -> dict[str, Any]:
+def _place(layout: Layout, chunk: Chunk) -> dict[str, Any]:
     """Return where a passage stands in its file."""
     place = layout.locate(chunk.start, chunk.end)
     return {"start": chunk.start, "end": chunk.end, **place_object(place)}

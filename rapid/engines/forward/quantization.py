@@ -30,7 +30,7 @@ _PROJECTION = r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj"
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class _PackedLayout:
     """How a method stores the codes of four bits of a weight [out, in], eight in an integer."""
 
     codes: str  # the name of their tensor
@@ -42,10 +42,10 @@ class _Layout:
 
 
 # As AutoAWQ ("gemm"), AutoGPTQ and compressed-tensors ("pack-quantized") write them.
-_LAYOUTS: dict[StoredMethod, _Layout] = {
-    "awq": _Layout("qweight", "scales", "qzeros", (0, 4, 1, 5, 2, 6, 3, 7), packs_rows=True),
-    "gptq": _Layout("qweight", "scales", "qzeros"),
-    "compressed-tensors": _Layout(
+_LAYOUTS: dict[StoredMethod, _PackedLayout] = {
+    "awq": _PackedLayout("qweight", "scales", "qzeros", (0, 4, 1, 5, 2, 6, 3, 7), packs_rows=True),
+    "gptq": _PackedLayout("qweight", "scales", "qzeros"),
+    "compressed-tensors": _PackedLayout(
         "weight_packed", "weight_scale", "weight_zero_point", is_transposed=False
     ),
 }

@@ -240,10 +240,9 @@ class LeaseLedger:
             )
         if request.committed and len(request.committed) != terms.num_choices:
             raise BadRequest("`committed` needs one entry per choice", "n")
-        if request.masks and len(request.masks) != len(request.committed):
-            raise BadRequest("`masks` need one entry per choice, with committed tokens", "n")
-        if not all(0 <= start <= stop < num_prompt for start, stop in request.masks):
-            raise BadRequest("a mask is not within the prompt before its last token", "messages")
+        is_within = all(0 <= start <= stop < num_prompt for start, stop in request.masks)
+        if request.masks and not (is_within and len(request.masks) == len(request.committed)):
+            raise BadRequest("`masks` need a part of the prompt for each entry of `committed`", "n")
         if request.log_odds and len(request.log_odds) != terms.num_choices:
             raise BadRequest("`log_odds` needs one entry per choice", "n")
         if self.rings is not None and terms.num_choices > self.rings.plan.num_rings:

@@ -198,19 +198,16 @@ class MaskedPrefill(Prefill):
 
     @override
     def feeds(self, limit: int) -> list[Feed]:
-        first, *_ = sequences = self.lease.sequences
-        if first.num_computed < self._num_prompt:
+        masks, feeds = self.lease.request.masks, list[Feed]()
+        if self.lease.sequences[0].num_computed < self._num_prompt:
             return super().feeds(limit)
-        feeds: list[Feed] = []
-        for sequence, mask, scores in zip(
-            sequences, self.lease.request.masks, self._scores, strict=True
-        ):
+        for choice, one in enumerate(self.lease.sequences):
             # Kernels are checked with unseen keys for so many rows.
-            most = min(limit, MAX_STEP_ROWS, sequence.num_pending - 1)
-            if token_ids := sequence.pending(most):
-                table, position = sequence.table, sequence.num_computed
-                feeds.append(Feed(token_ids, position, table, most, mask, sequence.ring))
-                self._fed.append((sequence, scores))
+            most = min(limit, MAX_STEP_ROWS, one.num_pending - 1)
+            if token_ids := one.pending(most):
+                place = one.num_computed, one.table, most, masks[choice], one.ring
+                feeds.append(Feed(token_ids, *place))
+                self._fed.append((one, self._scores[choice]))
                 limit -= most
         return feeds
 

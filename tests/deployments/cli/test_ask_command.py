@@ -125,7 +125,7 @@ class TestAsk:
 
     def test_the_command_waits_while_documents_are_embedded(self, serve, monkeypatch):
         """The server is silent for longer than the command waits, but for its comments."""
-        monkeypatch.setattr("deployments.cli.ask_command._SILENCE_TIMEOUT_S", 2.0)
+        monkeypatch.setattr("deployments.cli.ask_command.SILENCE_TIMEOUT_S", 2.0)
         text = TextDelta(0, "Hello", (), "stop")
         steps = [each for n in range(6) for each in (Reading(n, 6, "passages"), 0.2)]
         server = serve(*steps, 2.5, STARTED, text, Finished(receipt()), heartbeat_s=0.1)
@@ -133,7 +133,7 @@ class TestAsk:
         assert (result.stdout, result.stderr) == ("Hello\n", "embedding passages 0 of 6\n")
 
     def test_the_command_waits_as_long_as_the_server_says(self, serve, monkeypatch):
-        monkeypatch.setattr("deployments.cli.ask_command._SILENCE_TIMEOUT_S", 0.5)
+        monkeypatch.setattr("deployments.cli.ask_command.SILENCE_TIMEOUT_S", 0.5)
         text = TextDelta(0, "Hello", (), "stop")
         answer = (STARTED, text, Finished(receipt()))
         result = rapid("ask", "Who?", "--url", serve(1.5, *answer, silence_s=60).url)

@@ -23,7 +23,7 @@ def write_pdf(
             f"<{ord(old):02X}> <{new.encode('utf-16-be').hex()}>\n" for old, new in names.items()
         )
         objects.append(
-            _stream(
+            stream(
                 "/CIDInit /ProcSet findresource begin 12 dict begin begincmap\n"
                 "1 begincodespacerange <00> <FF> endcodespacerange\n"
                 f"{len(names)} beginbfchar\n{mapping}endbfchar endcmap end end"
@@ -34,7 +34,7 @@ def write_pdf(
     kids = []
     for page in pages:
         content = "\n".join(f"BT /F1 12 Tf {x} {y} Td ({text}) Tj ET" for x, y, text in page)
-        objects.append(_stream(content))
+        objects.append(stream(content))
         box = " ".join(map(str, media_box))
         objects.append(
             f"<</Type/Page/Parent 2 0 R/MediaBox[{box}]/Rotate {rotate}"
@@ -42,15 +42,15 @@ def write_pdf(
         )
         kids.append(f"{len(objects)} 0 R")
     objects[1] = f"<</Type/Pages/Count {count or len(pages)}/Kids[{' '.join(kids)}]>>".encode()
-    return _join(objects)
+    return join(objects)
 
 
-def _stream(content: str) -> bytes:
+def stream(content: str) -> bytes:
     data = content.encode("cp1252")
     return b"<</Length %d>>stream\n%s\nendstream" % (len(data), data)
 
 
-def _join(objects: Sequence[bytes]) -> bytes:
+def join(objects: Sequence[bytes]) -> bytes:
     out = bytearray(b"%PDF-1.7\n")
     offsets = []
     for number, each in enumerate(objects, 1):

@@ -11,10 +11,10 @@ from tests.library.parsing.small_pdf import write_pdf
 WORKER = """
 import os, socket, sys, time
 from library.parsing import confinement, worker
-from library.parsing.layout import TextLayout, ParsedText
+from library.parsing.layout import Layout, ParsedText
 from library.parsing.unreadable_file import UnreadableFile
 
-LAYOUT = TextLayout.of("")
+LAYOUT = Layout.of("")
 LONG = ParsedText("a" * 50, "text/plain", LAYOUT)
 
 def read(file, suffix, limits, report):
@@ -52,7 +52,9 @@ async def test_a_file_is_read_elsewhere_as_here(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(write_pdf([[(72, 700, f"page {number}")] for number in range(1, 251)]))
     told = []
-    parsed = await parse_file(path, "../a\n.pdf", on_progress=lambda *each: told.append(each))
+    parsed = await parse_file(
+        path, "../a\n." + "\0" * 999_999, on_progress=lambda *each: told.append(each)
+    )
     start = parsed.text.index("page 42\n")
     assert isinstance(where := parsed.layout.locate(start, start + 7), Location)
     assert where.pages == range(42, 43)
@@ -80,7 +82,6 @@ async def test_a_refusal_comes_back(tmp_path):
         ("bytearray(1 << 30)", {"memory_bytes": 200 << 20}, "parsing_limit", "200 MiB"),
         ("os.abort()", {}, "broken_file", "crashed"),
         ("sys.exit(0)", {}, "broken_file", "crashed"),
-        ("1 / 0", {}, "broken_file", "crashed"),
         ("return LONG", {"text_chars": 9}, "broken_file", "sense"),
         ("return ParsedText('a', 'text/evil', LAYOUT)", {}, "broken_file", "sense"),
         ("raise UnreadableFile('x', 'new_code')", {}, "broken_file", "sense"),
@@ -94,6 +95,12 @@ async def test_limits_hold_and_answers_are_checked(file, replace_reader, body, l
     assert says in message
 
 
+async def test_a_mistake_of_the_program_is_not_blamed_on_the_file(file, replace_reader):
+    replace_reader("import no_such_library")
+    with pytest.raises(RuntimeError, match="reader"):
+        await parse_file(file, "a.txt")
+
+
 REPORT = """
 def attempt(what, *arguments):
     try:
@@ -103,7 +110,7 @@ def attempt(what, *arguments):
         return type(error).__name__
 outcomes = [attempt(socket.socket), attempt(socket.create_connection, ("127.0.0.1", 9)), {}]
 text = " ".join(outcomes) + str(dict(os.environ))
-return ParsedText(text, "text/plain", TextLayout.of(text))
+return ParsedText(text, "text/plain", Layout.of(text))
 """
 OTHERS = """
     attempt(os.fork), attempt(os.execv, sys.executable, ["python"]), attempt(os.kill, 1, 0),

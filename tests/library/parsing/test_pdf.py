@@ -3,9 +3,9 @@ import io
 import pypdf
 import pytest
 
-from library.parsing import ParsingLimits, TextLayout
+from library.parsing import Layout, ParsingLimits
 from tests.library.parsing.reading_files import read, refuse
-from tests.library.parsing.small_pdf import write_pdf
+from tests.library.parsing.small_pdf import join, stream, write_pdf
 
 PAGES = [
     [
@@ -36,7 +36,7 @@ def test_lines_and_pages_are_kept():
     third = TEXT.index("One")
     assert [page.start for page in parsed.layout.pages] == [0, third, third, len(TEXT)]
     assert {(page.width, page.height) for page in parsed.layout.pages} == {(612.0, 792.0)}
-    assert TextLayout.from_bytes(parsed.layout.to_bytes()) == parsed.layout
+    assert Layout.from_bytes(parsed.layout.to_bytes()) == parsed.layout
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,16 @@ def test_boxes_are_on_the_page_as_it_is_shown(rotate, size, corner):
     assert box.top - 1 <= corner[1] <= box.bottom + 1
 
 
+@pytest.mark.parametrize(
+    ("side", "height"), [(841.8898, 841.9), (10**9, 1e6), (-5, 5.0), (0, 792.0)]
+)
+def test_pages_of_any_size_have_a_layout_that_can_be_stored(side, height):
+    data = write_pdf([[(72, 700, "word")]], media_box=(0, 0, 595.276, side))
+    layout = read(data, "a.pdf").layout
+    assert layout.pages[0].height == height
+    assert Layout.from_bytes(layout.to_bytes()) == layout
+
+
 def test_letters_of_every_kind_are_read_with_their_places():
     data = write_pdf([[(72, 700, "aXb Y"), (72, 686, "next")]], names={"X": "😀", "Y": "ffi"})
     parsed = read(data, "a.pdf")
@@ -84,6 +94,25 @@ def test_pypdf_reads_a_page_that_pdfium_cannot(monkeypatch):
     parsed = read(data, "a.pdf")
     assert parsed.text == "first\n\n second\nopinion"
     assert [box.page for box in parsed.layout.locate(0, 20).boxes] == [1]
+
+
+def test_what_was_filled_into_a_form_is_read():
+    field = stream("BT /F1 12 Tf 2 5 Td (Vael) Tj ET").replace(
+        b"<<", b"<</Subtype/Form/BBox[0 0 200 20]/Resources<</Font<</F1 3 0 R>>>>", 1
+    )
+    data = join(
+        [
+            b"<</Type/Catalog/Pages 2 0 R/AcroForm<</Fields[6 0 R]>>>>",
+            b"<</Type/Pages/Count 1/Kids[4 0 R]>>",
+            b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+            b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents 5 0 R/Annots[6 0 R]"
+            b"/Resources<</Font<</F1 3 0 R>>>>>>",
+            stream("BT /F1 12 Tf 50 50 Td (Tenant:) Tj ET"),
+            b"<</Subtype/Widget/FT/Tx/T(a)/V(Vael)/F 4/Rect[50 10 250 30]/AP<</N 7 0 R>>>>",
+            field,
+        ]
+    )
+    assert read(data, "a.pdf").text == "Tenant:\nVael"
 
 
 def test_a_pdf_of_pictures_is_refused():
@@ -113,6 +142,6 @@ def test_a_broken_pdf_is_refused(data):
 
 def test_pages_and_characters_are_limited():
     code, message = refuse(write_pdf(PAGES), "a.pdf", ParsingLimits(pages=2))
-    assert (code, "3 pages" in message) == ("parsing_limit", True)
+    assert (code, "2 pages" in message) == ("parsing_limit", True)
     assert refuse(write_pdf(PAGES), "a.pdf", ParsingLimits(text_chars=20))[0] == "parsing_limit"
     assert read(write_pdf(PAGES), "a.pdf", ParsingLimits(pages=3)).text == TEXT

@@ -89,6 +89,7 @@ def test_any_text_is_read_clean_or_refused(text, name):
         ("A.MD", "# Title", "text/markdown"),
         ("page", "<!-- x -->\n<!DOCTYPE html><p>words", "text/html"),
         ("page.htm", "words", "text/html"),
+        ("page", "<!---->" * 140 + "words", "text/plain"),
     ],
 )
 def test_the_kind_follows_from_content_and_name(name, content, media_type):
