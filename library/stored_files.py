@@ -21,7 +21,7 @@ from library.database import Database
 from library.jobs import Jobs
 from library.library_config import LibraryConfig
 from library.listing import Cut, Page, list_page
-from library.schema import FileRow
+from library.schema import FileRow, LimitsRow
 from rapid.errors import BadRequest, BodyTooLarge, UnknownDocument
 
 _MOST_NAME_BYTES = 255  # what file systems take
@@ -102,14 +102,17 @@ class StoredFiles:
     async def _check_room(self, session: AsyncSession, tenant: str, num_more: int) -> None:
         total = select(func.count(), func.coalesce(func.sum(FileRow.num_bytes), 0))
         num_files, num_bytes = (await session.execute(total.where(FileRow.tenant == tenant))).one()
-        if num_files >= self._config.max_files:
+        own = await session.get(LimitsRow, tenant)
+        most_files = (own and own.files) or self._config.max_files
+        most_bytes = (own and own.bytes) or self._config.max_bytes
+        if num_files >= most_files:
             raise BadRequest(
                 f"You have {num_files} files, which is the most: delete some.", "file", "quota"
             )
-        if num_bytes + num_more > self._config.max_bytes:
+        if num_bytes + num_more > most_bytes:
             raise BadRequest(
                 f"Your files have {num_bytes} bytes, and {num_more} more are over the limit of "
-                f"{self._config.max_bytes}: delete some.",
+                f"{most_bytes}: delete some.",
                 "file",
                 "quota",
             )

@@ -72,6 +72,23 @@ async def test_two_dozen_at_once_get_what_each_gets_alone(application: str) -> N
     wait_until(lambda: held(application) == (0, 0), 60)
 
 
+async def test_what_is_answered_is_in_the_ledger_soon(application: str) -> None:
+    """By the tenant's own look, under Serve; beside what other tests have asked."""
+
+    def usage() -> dict[str, float]:
+        found = httpx.get(f"{application}/v1/usage?group_by=tenant", timeout=30).json()["data"]
+        names = ("num_requests", "prompt_tokens", "completion_tokens", "target_s", "drafter_s")
+        return {name: found[0][name] if found else 0 for name in names}
+
+    before = usage()
+    async with httpx.AsyncClient(base_url=application, timeout=120) as client:
+        answer = await ask(client, body(3, mode="lossless"))
+    least = {"num_requests": 1, "target_s": 1e-6, "drafter_s": 1e-6} | {
+        name: answer["usage"][name] for name in ("prompt_tokens", "completion_tokens")
+    }
+    wait_until(lambda: all(usage()[name] - before[name] >= least[name] for name in least), 60)
+
+
 async def test_both_acceptance_sites_give_the_same_tokens(application: str) -> None:
     """A second orchestrator, on the same engines, that fetches logits and judges by itself."""
     from ray import serve

@@ -12,6 +12,7 @@ from deployments.config.api_config import ApiConfig
 from library.accounts import api_keys
 from library.accounts.books import Accounts
 from library.database import Database
+from library.library_access import LibraryAccess
 from tests.deployments.scripted import ScriptedOrchestrator
 
 CHAT = "/v1/chat/completions"
@@ -22,7 +23,12 @@ class AccountDoor:
     """An ingress, and what comes in by it; a request without a key comes from elsewhere."""
 
     def __init__(
-        self, database: Database, *script: Any, quotas: Quotas | None = None, **config: Any
+        self,
+        database: Database,
+        *script: Any,
+        quotas: Quotas | None = None,
+        library: LibraryAccess | None = None,
+        **config: Any,
     ) -> None:
         async def get() -> Database:
             return database
@@ -35,6 +41,7 @@ class AccountDoor:
             ApiConfig(model="m", **config),
             accounts=self.accounts,
             quotas=quotas,
+            library=library,
         )
 
     async def key(self, tenant: str = "acme", *scopes: str, **options: Any) -> str:

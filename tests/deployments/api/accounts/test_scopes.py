@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from deployments.config.tenants import hash_key
 from library.accounts.books import Accounts
 from library.accounts.callers import SCOPES
 from library.database import Database
+from library.library_access import LibraryAccess
+from library.library_config import LibraryConfig
 from rapid.errors import LibraryUnavailable
 from tests.deployments.api.accounts.doors import ASK, CHAT, AccountDoor
 
@@ -38,12 +41,13 @@ def routes(app: Ingress) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("has_configured_keys", [True, False])
 @pytest.mark.parametrize("key", [None, "sk-unknown", "", hash_key("sk-1")])
 async def test_without_a_key_nothing_is_answered_but_health(
-    database: Database, has_configured_keys: bool, key: str | None
+    database: Database, has_configured_keys: bool, key: str | None, tmp_path: Path
 ):
-    door = AccountDoor(database, keys=(PLAIN,) if has_configured_keys else ())
+    library = LibraryAccess(LibraryConfig(folder=tmp_path))
+    door = AccountDoor(database, library=library, keys=(PLAIN,) if has_configured_keys else ())
     await door.key()
     walked = routes(door.app)
-    assert len(walked) >= 12
+    assert len(walked) >= 24
     for method, path in walked:
         response = await door.send(method, path, key, ASK)
         if path == "/ready" and response.status_code == 200:
@@ -58,10 +62,14 @@ async def test_without_a_key_nothing_is_answered_but_health(
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-async def test_a_key_opens_what_it_is_for(database: Database, scope: str):
-    door = AccountDoor(database)
+async def test_a_key_opens_what_it_is_for(database: Database, scope: str, tmp_path: Path):
+    library = LibraryAccess(LibraryConfig(folder=tmp_path))
+    door = AccountDoor(database, library=library)
     key = await door.key("acme", scope)
-    needs = {CHAT: "ask"} | {path: "admin" for _, path in routes(door.app) if "admin" in path}
+    of = {"chat": "ask", "admin": "admin", "files": "documents", "vector_stores": "documents"}
+    parts = {path: path.split("/")[2] for _, path in routes(door.app) if path.startswith("/v1/")}
+    needs = {path: of[part] for path, part in parts.items() if part in of}
+    assert set(needs.values()) == set(SCOPES)
     for method, path in routes(door.app):
         response = await door.send(method, path, key, ASK)
         is_refused = needs.get(path, scope) != scope
@@ -70,6 +78,7 @@ async def test_a_key_opens_what_it_is_for(database: Database, scope: str):
             error = response.json()["error"]
             assert error["code"] == "missing_scope"
             assert f"it needs the scope {needs[path]!r}, and has {scope!r}" in error["message"]
+    await (await library.get()).close()
 
 
 async def test_configured_keys_go_on_beside_those_of_the_database(database: Database):
