@@ -124,9 +124,8 @@ class AccountRoutes:
             last.isoformat(),
             [each for each in GROUPINGS if each in by],
         )
-        return JSONResponse(
-            {"object": "list", "data": [{"object": "usage"} | each for each in sums]}
-        )
+        data = [{"object": "usage"} | each for each in sums]
+        return JSONResponse({"object": "list", "data": data})
 
     async def _body(self, request: Request, model: type[Model]) -> Model:
         """Return the body of a request; one that may be left out is empty."""
@@ -175,9 +174,8 @@ def act_object(row: AuditRow) -> Json:
 def _page(data: Sequence[Json], limit: int) -> Response:
     shown = data[:limit]
     ids = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {}
-    return JSONResponse(
-        {"object": "list", "data": shown, **ids, "has_more": len(data) > len(shown)}
-    )
+    more = {"has_more": len(data) > len(shown)}
+    return JSONResponse({"object": "list", "data": shown} | ids | more)
 
 
 def _limit_of(request: Request) -> int:

@@ -59,11 +59,10 @@ class Authentication:
         try:
             caller = await self._identify(request)
         except (Unauthorized, LibraryUnavailable):
-            if self._is_open and not (
-                self._tenants().has_keys and "authorization" in request.headers
-            ):
-                return None
-            raise
+            has_key = self._tenants().has_keys and "authorization" in request.headers
+            if has_key or not self._is_open:
+                raise
+            return None
         if self._scope is not None and self._scope not in caller.scopes:
             raise Forbidden(
                 f"This API key is not for that: it needs the scope {self._scope!r}, and has "
