@@ -57,9 +57,9 @@ def test_an_answer_is_right_and_says_how_it_came_about(client: openai.OpenAI) ->
 
 def test_a_file_is_kept_indexed_asked_about_and_deleted(client: openai.OpenAI) -> None:
     file = client.files.create(file=("report.txt", DOCUMENT.text.encode()), purpose="user_data")
-    wait_until(lambda: client.files.retrieve(file.id).status == "processed")
+    wait_until(lambda: client.files.retrieve(file.id).status == "processed", 60)
     store = client.vector_stores.create(file_ids=[file.id])
-    wait_until(lambda: client.vector_stores.retrieve(store.id).status == "completed")
+    wait_until(lambda: client.vector_stores.retrieve(store.id).status == "completed", 60)
     (best, *_) = client.vector_stores.search(store.id, query=FACT.question).data
     assert FACT.answer.split()[-1] in best.content[0].text
     texts = []
@@ -142,6 +142,6 @@ def test_what_is_wrong_is_named_and_nothing_stays_held(
 
     wait_until(is_idle, 10, 0.2)
     pools, engines = seen()
-    assert pools == {"ingress", "orchestrator", "drafter", "target", "retriever"}
+    assert pools == {"ingress", "librarian", "orchestrator", "drafter", "target", "retriever"}
     assert {engine["pool"] for engine in engines} == {"drafter", "target"}
     assert all(engine["kv_pages_total"] > 0 for engine in engines)
