@@ -77,16 +77,15 @@ async def _find_work(
     jobs = (await session.scalars(select(JobRow))).all()
     known = {(job.file_id, job.kind, job.store_id) for job in jobs}
     entries = (await session.scalars(select(StoreFileRow))).all()
-    needed: dict[tuple[str, JobKind, str], str] = {
-        (each.file_id, "index", each.store_id): each.tenant
-        for each in entries
-        if each.status == "in_progress"
-    }
+    needed: dict[tuple[str, JobKind, str], str] = {}
     for row in files.values():
         if row.status == "uploaded":
             needed[row.id, "read", ""] = row.tenant
         elif row.status == "deleting":
             needed[row.id, "delete", ""] = row.tenant
+    for each in entries:
+        if each.status == "in_progress":  # after the file is read, so the later job
+            needed[each.file_id, "index", each.store_id] = each.tenant
     undone = [key for key in needed if key not in known]
     if repairs:
         for file_id, kind, store_id in undone:

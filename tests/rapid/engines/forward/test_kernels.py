@@ -20,7 +20,10 @@ from tests.rapid.tiny_models import engine_config
 def kernels_for(device: str, max_context: int, **settings: object) -> Kernels | None:
     """The kernels of an engine on a device that need not be there."""
     layout = KVLayout(2, 16, torch.bfloat16, (torch.device(device),) * 2)
-    model = SimpleNamespace(config=LlamaConfig(num_attention_heads=4))
+    attention = SimpleNamespace()  # without sinks
+    model = SimpleNamespace(
+        config=LlamaConfig(num_attention_heads=4), get_submodule=lambda _: attention
+    )
     loaded = SimpleNamespace(kv_layout=layout, model=model)
     return kernels_of(loaded, None, max_context, engine_config(**settings))  # type: ignore[arg-type]
 
@@ -49,8 +52,16 @@ def test_engines_of_one_shape_and_about_one_size_choose_once(
     chosen: list[int] = []
 
     def choose(
-        cache: None, heads: int, page_tokens: int, max_context: int, _: int, *, window: int | None
+        cache: None,
+        heads: int,
+        page_tokens: int,
+        max_context: int,
+        _: int,
+        *,
+        window: int | None,
+        has_sinks: bool,
     ) -> Kernels:
+        assert not has_sinks
         assert kernels_module.CAPTURING.locked()  # no graph is captured meanwhile
         assert window is None
         chosen.append(max_context)
