@@ -5,14 +5,14 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.api.accounts.account_bodies import MAX_TENANT, ChangedLimits, NewKey, Rotation
 from deployments.api.http.bodies import Bodies
+from deployments.api.http.json_bodies import read_fields
 from library.accounts import api_keys
 from library.accounts.audit_trail import list_acts
 from library.accounts.books import Accounts
@@ -22,10 +22,8 @@ from library.accounts.usage_ledger import GROUPINGS, sum_usage
 from library.schema import AuditRow, KeyRow, LimitsRow
 from rapid.errors import BadRequest, Forbidden
 from rapid.messages import utc_day
-from rapid.requests import Fields, bad_request
 
 Json = dict[str, Any]
-Model = TypeVar("Model", bound=Fields)
 Endpoint = tuple[str, str, Scope | None, Callable[[Request], Awaitable[Response]]]
 """A method, a path, the scope that a key must have, and what answers it."""
 
@@ -52,7 +50,7 @@ class AccountRoutes:
         yield "GET", "/v1/usage", None, self._sum_usage
 
     async def _create_key(self, request: Request) -> Response:
-        asked = await self._body(request, NewKey)
+        asked = await read_fields(self._bodies, request, NewKey)
         if asked.expires_at is not None and asked.expires_at <= time.time():
             message = "expires_at is past: give seconds since 1970 that are to come."
             raise BadRequest(message, "expires_at", "invalid_value")
@@ -79,7 +77,7 @@ class AccountRoutes:
         return JSONResponse(key_object(row))
 
     async def _rotate_key(self, request: Request) -> Response:
-        asked = await self._body(request, Rotation)
+        asked = await read_fields(self._bodies, request, Rotation)
         key_id, actor = request.path_params["key_id"], request.state.key.actor
         database = await self._accounts.database()
         row, key = await api_keys.rotate_key(database, key_id, asked.grace_seconds, actor=actor)
@@ -90,7 +88,7 @@ class AccountRoutes:
         return _page([limits_object(row) for row in rows], len(rows))
 
     async def _set_limits(self, request: Request) -> Response:
-        asked = await self._body(request, ChangedLimits)
+        asked = await read_fields(self._bodies, request, ChangedLimits)
         tenant = _name(request.path_params["tenant"])
         given = asked.model_dump(exclude_unset=True)
         database, actor = await self._accounts.database(), request.state.key.actor
@@ -126,17 +124,6 @@ class AccountRoutes:
         )
         data = [{"object": "usage"} | each for each in sums]
         return JSONResponse({"object": "list", "data": data})
-
-    async def _body(self, request: Request, model: type[Model]) -> Model:
-        """Return the body of a request; one that may be left out is empty."""
-        tenant = request.state.caller
-        async with self._bodies.body(request, tenant, ("application/json",)) as body:
-            try:
-                return model.model_validate_json(body or b"{}")
-            except ValidationError as error:
-                if error.errors(include_url=False)[0]["type"] == "json_invalid":
-                    raise BadRequest("The request body is not JSON.") from None
-                raise bad_request(error, model) from None
 
 
 def key_object(row: KeyRow) -> Json:

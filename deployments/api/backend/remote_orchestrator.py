@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -56,28 +57,20 @@ class RemoteOrchestrator:
         )
         stream: Any = None
         try:
-            for num_left in reversed(range(_MOST_MOVES + 1)):
-                stream = generate.remote(request)
-                try:
-                    event = await self._next(request, stream, can_move=num_left > 0)
-                    break
-                except _BeginsElsewhere:
-                    self._give_up(request, stream)
-            while event is not None:
-                self._readiness.note_progress(self._pool)
-                if isinstance(event, RapidError):  # a refusal
-                    raise event
-                yield event
-                event = await self._next(request, stream)
-        except Exception as error:
-            failure = failure_of(error)
-            if failure.kind is FailureKind.SATURATED:
-                raise Overloaded("The server is busy.") from error
-            if failure.is_loss:
-                raise OrchestratorLost("The orchestrator was lost: ask again.") from error
-            if failure.cause is not error:
-                raise failure.cause from error
-            raise
+            with _failures_named():
+                for num_left in reversed(range(_MOST_MOVES + 1)):
+                    stream = generate.remote(request)
+                    try:
+                        event = await self._next(request, stream, can_move=num_left > 0)
+                        break
+                    except _BeginsElsewhere:
+                        self._give_up(request, stream)
+                while event is not None:
+                    self._readiness.note_progress(self._pool)
+                    if isinstance(event, RapidError):  # a refusal
+                        raise event
+                    yield event
+                    event = await self._next(request, stream)
         finally:
             if stream is not None:
                 self._give_up(request, stream)
@@ -134,15 +127,8 @@ class RemoteOrchestrator:
         return found
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        try:
+        with _failures_named():
             return await self._handle.options(method_name=method).remote(*arguments)
-        except Exception as error:
-            failure = failure_of(error)
-            if failure.kind is FailureKind.SATURATED:
-                raise Overloaded("The server is busy.") from error
-            if failure.is_loss:
-                raise OrchestratorLost("The orchestrator was lost: ask again.") from error
-            raise failure.cause from error
 
     async def ready(self) -> dict[str, Any]:
         """Return the state of pools and engines, as this process last saw it."""
@@ -151,6 +137,28 @@ class RemoteOrchestrator:
     def close(self) -> None:
         """Look no more at the application's state; answers that have begun go on."""
         self._readiness.stop()
+
+
+@contextmanager
+def _failures_named() -> Iterator[None]:
+    """Raise errors of calls within the block as their caller is told them, without Ray's wrappers.
+
+    Raises:
+        Overloaded: The orchestrator's queue is full.
+        OrchestratorLost: The orchestrator died or cannot be reached.
+        Exception: What the orchestrator raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        failure = failure_of(error)
+        if failure.kind is FailureKind.SATURATED:
+            raise Overloaded("The server is busy.") from error
+        if failure.is_loss:
+            raise OrchestratorLost("The orchestrator was lost: ask again.") from error
+        if failure.cause is not error:
+            raise failure.cause from error
+        raise
 
 
 def _num_chars(request: GenerateRequest) -> int:

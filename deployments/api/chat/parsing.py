@@ -6,13 +6,13 @@ are refused, since an answer that silently ignores an option is worse than an er
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from deployments.api.chat.chat_request import ChatRequest, RapidOptions
+from deployments.api.http.json_bodies import parse_object
 from deployments.config.api_config import ApiConfig
 from rapid.errors import BadRequest
 from rapid.messages import GenerateRequest
@@ -21,8 +21,6 @@ from rapid.requests import bad_request
 _USUAL = ApiConfig()
 _MAX_KEYS = 64  # of objects that refuse unknown keys: each would be an error of its own
 _KEY_OF_A_MESSAGE = b'"role"'
-_MAX_STRINGS = 2**17  # 1.3 million keys held the interpreter's lock for 0.7 s
-_MAX_BRACKETS = 2**19  # six million empty objects held the interpreter's lock for 0.75 s
 
 # Fields of OpenAI, vLLM, SGLang and llama.cpp that change the answer and are not supported, each
 # with its values that have no effect.
@@ -131,10 +129,8 @@ def parse_chat_request(body: bytes, config: ApiConfig = _USUAL) -> ChatRequest:
     Raises:
         BadRequest: If the body is invalid; it names the first invalid field.
     """
-    check_body(body, config.max_messages)
-    fields = parse_json(body)
-    if not isinstance(fields, dict):
-        raise BadRequest("The request body must be a JSON object.")
+    _check_number_of_messages(body, config.max_messages)
+    fields = parse_object(body)
     for name, value in fields.items():
         if name in RapidOptions.model_fields and name not in ChatRequest.model_fields:
             raise BadRequest(
@@ -158,27 +154,14 @@ def parse_chat_request(body: bytes, config: ApiConfig = _USUAL) -> ChatRequest:
     return request
 
 
-def check_body(body: bytes, max_messages: int) -> None:
+def _check_number_of_messages(body: bytes, max_messages: int) -> None:
     """Check a body before it is parsed, by how often it has the key that every message has.
 
-    Quotes within a text are escaped and do not count. Strings and brackets are counted because a
-    parser holds the interpreter's lock, in any thread: a million keys would hold it for a second.
-    Brackets count in texts as well.
+    Quotes within a text are escaped and do not count.
     """
     num_messages = body.count(_KEY_OF_A_MESSAGE)
     if num_messages > max_messages:
         raise _too_many("messages", num_messages, max_messages)
-    plain = body.replace(rb"\\", b"")  # so that only a quote is escaped by what is left
-    num_strings = (plain.count(b'"') - plain.count(b'\\"')) // 2
-    num_brackets = body.count(b"{") + body.count(b"[")
-    for number, most, what in (
-        (num_strings, _MAX_STRINGS, "strings"),
-        (num_brackets, _MAX_BRACKETS, "opening brackets"),
-    ):
-        if number > most:
-            raise BadRequest(
-                f"The request body has {number} {what}, and this server takes {most} at most."
-            )
 
 
 def _count(
@@ -243,19 +226,3 @@ def _asks_for_nothing(value: object, usual: tuple[Any, ...]) -> bool:
     return any(
         value == each and isinstance(value, bool) == isinstance(each, bool) for each in usual
     )
-
-
-def parse_json(body: bytes) -> object:
-    """Decode the body; NaN and Infinity are left to validation, whose errors name the field."""
-    try:
-        return json.loads(body.decode("utf-8-sig"))  # some texts begin with a byte order mark
-    except UnicodeDecodeError as error:
-        raise BadRequest(
-            f"The request body is not UTF-8 (byte {error.start}): encode it before sending."
-        ) from None
-    except RecursionError:
-        raise BadRequest("The request body is nested too deeply.") from None
-    except json.JSONDecodeError as error:
-        raise BadRequest(f"The request body is not JSON: {error}") from None
-    except ValueError:
-        raise BadRequest("The request body has a number of too many digits.") from None

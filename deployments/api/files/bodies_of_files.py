@@ -28,7 +28,10 @@ class StaticChunks(Fields):
 
 
 class Chunking(Fields):
-    """How texts are cut into passages, which do not overlap: see ``docs/api.md``."""
+    """How texts are cut into passages: as the retriever does, or of at most so many tokens.
+
+    Passages do not overlap, as neighbours are put together in the prompt.
+    """
 
     type: Literal["auto", "static"]
     static: StaticChunks | None = None
@@ -104,14 +107,14 @@ class NewBatch(Fields):
 
 
 class RankingOptions(Fields):
-    """How results are ranked."""
+    """Which results of a search are shown; there is one ranker, whatever is asked for."""
 
     ranker: str | None = None
     score_threshold: float | None = None
 
 
 class StoreSearch(Fields):
-    """The body of ``POST /v1/vector_stores/{id}/search``."""
+    """The body of ``POST /v1/vector_stores/{id}/search``; a query is searched for as it is."""
 
     query: Text | list[Text]
     filters: AttributeFilter | None = None

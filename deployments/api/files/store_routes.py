@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.api.backend.service import GenerationService
-from deployments.api.chat.parsing import check_body, parse_json
 from deployments.api.files.bodies_of_files import (
     ChangedStore,
     ChangedStoreFile,
@@ -32,18 +29,15 @@ from deployments.api.files.objects import (
     store_object,
 )
 from deployments.api.http.bodies import Bodies
+from deployments.api.http.json_bodies import read_fields
 from library.library_access import LibraryAccess
 from library.parsing import Layout
 from library.schema import StoreFileRow, VectorStoreRow
 from library.stored_documents import StoredText
 from library.vector_stores import check_attributes
 from rapid.errors import BadRequest
-from rapid.requests import Fields, bad_request
 from retrieval.chunking import Chunk
 from retrieval.indexing import key_of
-
-_JSON = ("application/json",)
-Body = TypeVar("Body", bound=Fields)
 
 
 class StoreRoutes:
@@ -76,7 +70,7 @@ class StoreRoutes:
         yield "GET", batches + "/{batch_id}/files", self._list_files
 
     async def _create(self, request: Request) -> Response:
-        body = await self._read(request, NewStore)
+        body = await read_fields(self._bodies, request, NewStore)
         library = await self._library.get()
         row = await library.stores.create(
             request.state.caller,
@@ -99,7 +93,7 @@ class StoreRoutes:
         return await self._answer(await library.stores.get(*_ids(request)))
 
     async def _change(self, request: Request) -> Response:
-        body = await self._read(request, ChangedStore)
+        body = await read_fields(self._bodies, request, ChangedStore)
         values: dict[str, Any] = {}
         if "name" in body.model_fields_set:
             values["name"] = body.name or ""
@@ -117,7 +111,7 @@ class StoreRoutes:
 
     async def _search(self, request: Request) -> Response:
         """Answer a search; results are ordered by their scores, best first."""
-        body = await self._read(request, StoreSearch)
+        body = await read_fields(self._bodies, request, StoreSearch)
         tenant, store_id = _ids(request)
         library = await self._library.get()
         query = body.query if isinstance(body.query, str) else "\n".join(body.query)
@@ -154,7 +148,7 @@ class StoreRoutes:
         )
 
     async def _put_file(self, request: Request) -> Response:
-        body = await self._read(request, NewStoreFile)
+        body = await read_fields(self._bodies, request, NewStoreFile)
         check_attributes(body.attributes or {})
         library = await self._library.get()
         (row,) = await library.stores.put(
@@ -178,7 +172,7 @@ class StoreRoutes:
         return JSONResponse(_with_progress(row, progress))
 
     async def _change_file(self, request: Request) -> Response:
-        body = await self._read(request, ChangedStoreFile)
+        body = await read_fields(self._bodies, request, ChangedStoreFile)
         check_attributes(body.attributes)
         library = await self._library.get()
         row = await library.stores.change_file(*_file_ids(request), body.attributes)
@@ -223,7 +217,7 @@ class StoreRoutes:
         return JSONResponse(list_of(data, has_more=False))
 
     async def _put_batch(self, request: Request) -> Response:
-        body = await self._read(request, NewBatch)
+        body = await read_fields(self._bodies, request, NewBatch)
         check_attributes(body.attributes or {})
         library = await self._library.get()
         batch = await library.stores.put_batch(
@@ -253,22 +247,6 @@ class StoreRoutes:
         tenant, store_id, file_id = _file_ids(request)
         library = await self._library.get()
         return await library.documents.get_in_store(tenant, store_id, file_id)
-
-    async def _read(self, request: Request, schema: type[Body]) -> Body:
-        """Return the body of a request.
-
-        Raises:
-            BadRequest: It is invalid; the first invalid field is named.
-        """
-        async with self._bodies.body(request, request.state.caller, _JSON) as body:
-            check_body(body, 0)
-            fields = await asyncio.to_thread(parse_json, body)
-        if not isinstance(fields, dict):
-            raise BadRequest("The request body must be a JSON object.")
-        try:
-            return schema.model_validate(fields)
-        except ValidationError as error:
-            raise bad_request(error, schema) from None
 
 
 def _ids(request: Request) -> tuple[str, str]:

@@ -88,7 +88,7 @@ BAD_INPUT: list[tuple[str, str, Any, str | None, int]] = [
     ("POST", KEYS, {"tenant": "a", "expires_at": 5}, "expires_at", 400),
     ("POST", KEYS, {"tenant": "a", "expires_at": 2**60}, "expires_at", 400),
     ("POST", KEYS, {"tenant": "a", "expires": 5}, "expires", 400),
-    ("POST", KEYS, "text", "", 400),
+    ("POST", KEYS, "text", None, 400),
     ("DELETE", f"{KEYS}/key_x", None, None, 404),
     ("DELETE", f"{KEYS}/key_{24 * '0'}", None, None, 404),
     ("DELETE", f"{KEYS}/%00", None, None, 404),

@@ -8,6 +8,7 @@ import pytest
 
 from deployments.api.chat import parsing
 from deployments.api.chat.parsing import parse_chat_request
+from deployments.api.http import json_bodies
 from deployments.config.api_config import ApiConfig
 from rapid.errors import BadRequest
 
@@ -18,7 +19,7 @@ def test_too_many_messages_are_refused_before_they_are_parsed(monkeypatch):
     def parse(body):
         raise AssertionError("It was parsed.")
 
-    monkeypatch.setattr(parsing, "parse_json", parse)
+    monkeypatch.setattr(parsing, "parse_object", parse)
     many = ASK | {"messages": [{"role": "system", "content": "x"}] * 40_000}
     with pytest.raises(BadRequest, match="messages has 40000 entries, and this server takes 2048"):
         parse_chat_request(json.dumps(many).encode())
@@ -27,7 +28,7 @@ def test_too_many_messages_are_refused_before_they_are_parsed(monkeypatch):
 def test_too_many_strings_are_refused_before_they_are_parsed(monkeypatch):
     """A million keys hold the interpreter's lock for a second."""
     body = json.dumps(ASK | {"x": {str(index): "" for index in range(70_000)}}).encode()
-    monkeypatch.setattr(parsing, "parse_json", None)
+    monkeypatch.setattr(json_bodies, "json", None)
     with pytest.raises(BadRequest, match="has 140008 strings"):
         parse_chat_request(body)
     escaped = json.dumps(ASK | {"x": {f"{index}\\": "" for index in range(70_000)}}).encode()

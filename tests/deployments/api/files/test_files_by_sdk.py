@@ -187,7 +187,7 @@ class TestVectorStores:
         store = await client.vector_stores.create(
             name="doors",
             file_ids=[file_id],
-            metadata={"team": "keys"},
+            metadata={"role": "keys"},
             expires_after={"anchor": "last_active_at", "days": 2},
         )
         assert (store.status, store.file_counts.in_progress) == ("in_progress", 1)
@@ -199,7 +199,7 @@ class TestVectorStores:
         assert store.usage_bytes == len(TEXT)
         assert store.expires_at == store.last_active_at + 2 * 86400
         renamed = await client.vector_stores.update(store.id, name="all doors")
-        assert (renamed.name, renamed.metadata) == ("all doors", {"team": "keys"})
+        assert (renamed.name, renamed.metadata) == ("all doors", {"role": "keys"})
         assert [each.id async for each in client.vector_stores.list()] == [store.id]
         assert (await client.vector_stores.delete(store.id)).deleted
         assert (await client.files.retrieve(file_id)).status == "processed"

@@ -11,24 +11,13 @@ import pytest
 
 from deployments.api.gate.quotas import Grant, Limits, QuotaBoard, Quotas, Window, check
 from rapid.errors import TooManyRequests
+from tests.deployments.api.gate.test_shares import Clock, clock
 from tests.virtual_time import VirtualLoop, virtual_loop
 
-__all__ = ["virtual_loop"]
+__all__ = ["clock", "virtual_loop"]
 
 LIMITS = Limits(requests=200, tokens=20_000)
 MINUTES = 3
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
