@@ -5,7 +5,7 @@ BIN := .venv/bin
 CONFIG ?= serve_config.yaml
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: install lint check test test-slow test-gpu test-mutants test-faults test-faults-quick test-faults-nodes run run-text stop bench bench-quick eval eval-quick eval-text manifests clean
+.PHONY: install lint check test test-slow test-gpu test-mutants test-security test-clients test-compliance test-faults test-faults-quick test-faults-nodes run run-text stop bench bench-quick bench-fairness eval eval-quick eval-text manifests clean
 
 install: .venv/.installed
 
@@ -23,14 +23,33 @@ check: install       # style, types, import contracts
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy && $(BIN)/lint-imports
 
+# Tests of Ray need both cores of a small machine, one after the other; the others run side by side.
+PYTEST := $(BIN)/python -m pytest
+BESIDE := -n logical --maxprocesses 4 --dist loadfile
+define both
+failed=; \
+$(PYTEST) -m 'ray and not gpu and $(1)' || failed=1; \
+$(PYTEST) $(BESIDE) -m 'not ray and not gpu and $(1)' || failed=1; \
+test -z "$$failed"
+endef
+
 test: install        # includes a real application on a local Ray
-	$(BIN)/python -m pytest -m 'not gpu and not slow'
+	@$(call both,not slow)
 
 test-slow: install   # broken engines, live changes, several nodes, every way of asking: also in CI
-	$(BIN)/python -m pytest -m 'slow and not gpu'
+	@$(call both,slow)
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu
+
+test-security: install # the tests that docs/security.md names; five minutes
+	$(BIN)/python -m tests.security
+
+test-clients: install  # eleven unmodified clients against the shipped application; installs them the first time
+	$(BIN)/python -m tests.clients
+
+test-compliance: install  # the suite of Open Responses: SUITE=a checkout of its repository, which the help names
+	$(BIN)/python -m tests.compliance $(SUITE)
 
 test-mutants: install  # a quarter of an hour; makes mistakes in copies, and says which no test notices
 	$(BIN)/python -m tests.mutants
@@ -64,6 +83,9 @@ bench: install       # about an hour on two cores that nobody else uses
 
 bench-quick: install # five minutes; prints the tables and keeps nothing
 	for script in $(QUICK); do $(BIN)/python -m benchmarks.$$script --quick || exit 1; done
+
+bench-fairness: install  # twelve minutes; four tenants, equal or weighted, and three beside a heavy one
+	$(BIN)/python -m benchmarks.serving.fairness
 
 LAPTOP := laptop laptop-robustness laptop-dialogue
 

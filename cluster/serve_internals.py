@@ -7,6 +7,7 @@ module may use one, which a test there checks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import Callable, Hashable
@@ -42,6 +43,7 @@ __all__ = [
     "PoolRequestRouter",
     "PowerOfTwoChoicesRequestRouter",
     "actor_id",
+    "ask_in_actor",
     "call_in_actor",
     "configure_engine_log",
     "find_reason_given_up",
@@ -51,6 +53,7 @@ __all__ = [
     "pin_version",
     "read_log_settings",
     "replica_of",
+    "replicas",
     "request_sign",
     "serve_client",
     "transport",
@@ -160,6 +163,23 @@ def request_sign(actor: ActorHandle) -> Future[Any]:
     """Ask an actor of any class for a sign of life, which comes when its event loop turns."""
     sign: Future[Any] = actor.__ray_ready__.remote().future()
     return sign
+
+
+def replicas() -> dict[tuple[str, str, str], ActorHandle]:
+    """Return all replicas by the application, the pool and the id; the call blocks."""
+    found: dict[tuple[str, str, str], ActorHandle] = {}
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        app, _, _ = actor["name"].removeprefix(REPLICA_ID_FULL_ID_STR_PREFIX).partition("#")
+        pool, own = replica_of(app, actor["namespace"], actor["name"])
+        if pool:
+            with contextlib.suppress(ValueError):  # it died after it was listed
+                found[app, pool, own] = ray.get_actor(actor["name"], namespace=actor["namespace"])
+    return found
+
+
+def ask_in_actor(actor: ActorHandle, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Have an actor of any class call a function with its instance; return the reference."""
+    return actor.__ray_call__.remote(function, *arguments)
 
 
 def call_in_actor(function: Callable[[Any], None]) -> None:

@@ -89,7 +89,7 @@ def compose(
     librarian = None
     if kept is not None:
         librarian = _deployment("Librarian", plans, LibrarianReplica)
-        librarian = librarian.bind(kept, *retrievers.values())
+        librarian = librarian.bind(kept, len(retrievers), *retrievers.values(), *orchestrators)
     replica = serve.ingress()(IngressReplica)
     ingress = _deployment("Ingress", plans, replica, **router_options())
     return ingress.bind(config.filled_api, kept, librarian, *orchestrators)

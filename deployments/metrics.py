@@ -19,7 +19,8 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from rapid.engine_status import EngineStatus
 from rapid.errors import RetrievalPending, UnknownDocument
-from rapid.messages import Finished, GenerationEvent, PrefillReceipt, Started, TextDelta
+from rapid.events import ChoiceDelta, Finished, GenerationEvent, Started, TextDelta
+from rapid.messages import PrefillReceipt
 from rapid.ports import Clock
 from rapid.receipt import ChoiceStatistics, Receipt
 
@@ -80,6 +81,9 @@ class RequestMetrics:
         )
         self._drafts = counter("vllm_spec_decode_num_drafts_total", "Blocks that were judged.")
         self._draft_tokens = counter("vllm_spec_decode_num_draft_tokens_total", "Drafted tokens.")
+        self._forced = counter(
+            "rapid_forced_tokens_total", "Drafted tokens that a grammar left no choice about."
+        )
         self._accepted = counter(
             "vllm_spec_decode_num_accepted_tokens_total", "Drafted tokens that were kept."
         )
@@ -137,14 +141,15 @@ class RequestMetrics:
                         is_running = True
                         self._move(waiting=-1, running=1)
                         self._modes.inc(1, {"mode": event.mode, "reason": event.cause})
-                    elif isinstance(event, TextDelta):
+                    elif isinstance(event, ChoiceDelta):
                         if first is None:
                             first = now
                             self._first_token.observe(now - began)
                         if event.choice in latest:
                             self._inter_token.observe(now - latest[event.choice])
                         latest[event.choice] = now
-                        ends.update([event.finish_reason] if event.finish_reason else [])
+                        if isinstance(event, TextDelta) and event.finish_reason:
+                            ends.update([event.finish_reason])
                     elif isinstance(event, Finished):
                         is_done = True
                         self._end_to_end.observe(now - began)
@@ -182,6 +187,7 @@ class RequestMetrics:
         _raise(self._drafts, num_drafts)
         _raise(self._plain_rounds, sum(each.rounds for each in choices) - num_drafts)
         _raise(self._draft_tokens, sum(each.drafted for each in choices))
+        _raise(self._forced, sum(each.forced for each in choices))
         _raise(self._accepted, sum(each.accepted for each in choices))
         for position, number in count_accepted(choices).items():
             self._accepted_at.inc(number, {"position": str(position)})

@@ -1,1 +1,1 @@
-"""Files and vector stores of tenants: what they uploaded, what became of it, and who may see it."""
+"""Files, vector stores and responses of tenants: what became of them, and who may see them."""

@@ -6,8 +6,10 @@ Names have the form ``kind/id``. What is put is whole or absent, also after a cr
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -17,7 +19,11 @@ from obstore.store import LocalStore, from_url
 
 from rapid.errors import LibraryFull, LibraryUnavailable
 
+_log = logging.getLogger(__name__)
+
 _PART_BYTES = 2**20  # of a download that is not kept in memory
+_TIMES_AGAIN = 5  # a call is tried: some three seconds, if connections are refused at once
+_AGAIN_S = timedelta(seconds=10)  # and begun anew for so long: its caller may wait meanwhile
 
 
 class BlobFacts(NamedTuple):
@@ -42,8 +48,13 @@ class Blobs:
 
     @classmethod
     def at(cls, url: str) -> Blobs:
-        """Return the blobs at a URL such as ``s3://bucket/prefix``."""
-        return cls(from_url(url))
+        """Return the blobs at a URL such as ``s3://bucket/prefix``; the bucket is not made.
+
+        Credentials and the address of a store that is not Amazon's come from the environment by the
+        names of https://docs.rs/object_store: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT`` and so on.
+        """
+        again: Any = {"max_retries": _TIMES_AGAIN, "retry_timeout": _AGAIN_S}
+        return cls(from_url(url, retry_config=again))  # client options here would undo the names
 
     async def put(self, name: str, content: bytes | IO[bytes]) -> None:
         """Keep bytes, or all of a file from its beginning, under a name.
@@ -85,6 +96,15 @@ class Blobs:
             for part in obstore.get(self._store, name).stream(min_chunk_size=_PART_BYTES):
                 copy.write(part)
 
+    async def sizes(self, names: Sequence[str]) -> dict[str, int]:
+        """Return the bytes of those names that are there."""
+        found: dict[str, int] = {}
+        with _errors_named():
+            for name in names:
+                with suppress(FileNotFoundError):
+                    found[name] = (await obstore.head_async(self._store, name))["size"]
+        return found
+
     async def delete(self, names: Sequence[str]) -> None:
         """Delete names; those that are not there are passed over."""
         with _errors_named():
@@ -108,9 +128,13 @@ class Blobs:
 def _errors_named() -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError as error:
+        if "NoSuchBucket" not in str(error):
+            raise
+        _log.error("blobs: %s", error)
+        raise LibraryUnavailable("The library's store of files has no such bucket.") from error
     except (BaseError, OSError) as error:
         if "No space left" in str(error):
             raise LibraryFull("The library's disk is full: delete files, then again.") from error
+        _log.warning("blobs: %s", error)  # never told to callers: it may name addresses
         raise LibraryUnavailable("The library's store of files does not answer.") from error

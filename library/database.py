@@ -8,7 +8,7 @@ it begins: one that took it later could find that what it read has changed, and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -23,10 +23,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 
-from rapid.errors import LibraryFull, LibraryUnavailable
+from rapid.errors import BadRequest, LibraryFull, LibraryUnavailable
 
 _WAIT_S = 20.0  # longest wait for another process's transaction, each of which takes milliseconds
 _AUTOCOMMIT = "AUTOCOMMIT"
+_NO_TEXT = "A text has a character that is none: a NUL, or half of an escaped one."
+_NOT_KEPT = ("invalid byte sequence", "surrogates not allowed")  # as PostgreSQL and its driver say
+_PART_BYTES = 2**20  # of a file that is searched
 _MIGRATING = 0x52415049  # the advisory lock of PostgreSQL under which tables are made
 
 
@@ -43,9 +46,14 @@ class Database:
         parsed = make_url(url)
         self._where = parsed.render_as_string(hide_password=True)
         self.is_shared = parsed.drivername == "postgresql"
-        options: dict[str, Any] = {"pool_pre_ping": True} if self.is_shared else {}
+        options: dict[str, Any] = {}
+        if self.is_shared:  # which may also not answer at all
+            patience = {"timeout": _WAIT_S, "command_timeout": _WAIT_S}
+            options = {"pool_pre_ping": True, "connect_args": patience}
         self._engine = create_async_engine(
-            parsed.set(drivername=drivers[parsed.drivername]), **options
+            parsed.set(drivername=drivers[parsed.drivername]),
+            hide_parameters=True,  # which are tenants' words, and errors are logged
+            **options,
         )
         if not self.is_shared:
             event.listen(self._engine.sync_engine, "connect", _prepare)
@@ -151,22 +159,31 @@ class Database:
         if held != scripts.get_current_head():
             command.upgrade(config, "head")
 
-    async def forget_deleted(self) -> None:
-        """Leave no bytes of deleted rows in the database's files.
+    async def forget_deleted(self, word: str | None = None) -> tuple[int, bool]:
+        """Leave no bytes of deleted rows in the database's files, and look for a word in them.
 
         SQLite overwrites what is deleted (``secure_delete``); its log is emptied here. PostgreSQL
         removes dead rows in ``VACUUM``; its log is the operator's, as are backups.
+
+        Returns:
+            The bytes that were looked through, and whether the log is empty and has no such word.
         """
         with self._errors_named():
             if self.is_shared:
                 engine = self._engine.execution_options(isolation_level=_AUTOCOMMIT)
                 async with engine.connect() as connection:
                     await connection.execute(text("VACUUM"))
-                return
+                return 0, True
             async with self._engine.connect() as connection:
                 raw = await connection.get_raw_connection()
-                assert raw.driver_connection is not None
-                await raw.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                driver: Any = raw.driver_connection
+                cursor = await driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                is_busy = bool((await cursor.fetchone())[0])
+                await cursor.close()
+        path = Path(str(self._engine.url.database))
+        words = b"" if word is None else word.encode()
+        found = await asyncio.to_thread(_search, [path, Path(f"{path}-wal")], words)
+        return found[0], not (found[1] or is_busy)
 
     async def close(self) -> None:
         """Disconnect."""
@@ -179,7 +196,11 @@ class Database:
     def _errors_named(self) -> Iterator[None]:
         try:
             yield
+        except UnicodeEncodeError as error:
+            raise BadRequest(_NO_TEXT) from error
         except (OperationalError, InterfaceError, DBAPIError, OSError) as error:
+            if any(each in str(error) for each in _NOT_KEPT):
+                raise BadRequest(_NO_TEXT) from error
             if isinstance(error, DBAPIError) and not isinstance(
                 error, OperationalError | InterfaceError
             ):
@@ -189,6 +210,19 @@ class Database:
                     "The library's disk is full: delete files, then again."
                 ) from error
             raise LibraryUnavailable("The library's database does not answer.") from error
+
+
+def _search(paths: Iterable[Path], word: bytes) -> tuple[int, bool]:
+    """Return the bytes of files, and whether they have a word."""
+    num_bytes, is_found = 0, False
+    for path in paths:
+        before = b""
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            while part := file.read(_PART_BYTES):
+                num_bytes += len(part)
+                is_found = is_found or bool(word and word in before + part)
+                before = part[-len(word) :] if word else b""
+    return num_bytes, is_found
 
 
 def _prepare(connection: Any, _: object) -> None:

@@ -2,9 +2,10 @@
 
 ::
 
-    uploaded ──read──> processed ──index, for each vector store──> completed
+    uploaded ──read──> processed ──prefill──> its KV is on a target, if that was asked for
+                │           └────index, for each vector store──> completed
                 └────> error (the file cannot be read)     └────> failed
-    deleting ──delete──> bytes, text, vectors and rows are gone
+    deleting ──delete──> bytes, text, vectors, KV and rows are gone (`library.deletions`)
 
 Each step keeps its result and ends its job in one transaction: a worker that dies in between leaves
 a job that another one does again, and what it had put under a name is put there once more.
@@ -18,20 +19,23 @@ import logging
 import secrets
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from library.deletions import Traces, is_pending
 from library.jobs import LEASE_S, Jobs
 from library.library_access import Library
-from library.parsing import ParsedText, UnreadableFile, parse_file
+from library.parsing import FileReaders, ParsedText, UnreadableFile
 from library.schema import FileRow, JobRow, StoreFileRow
 from library.stored_files import layout_of, original_of, text_of
-from rapid.errors import RapidError
-from rapid.messages import Document, DocumentRef, Reading, Tell
+from rapid.engine_status import Erasure
+from rapid.errors import BadRequest, LibraryUnavailable, Overloaded, RapidError
+from rapid.events import Reading, Tell
+from rapid.messages import Document, DocumentRef
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +43,9 @@ _LOOK_S = 0.5  # between two looks at the jobs while there are none
 _SWEEP_S = 30.0  # between two looks for what has expired
 _MOST_ATTEMPTS = 5  # with the waits between them, a minute
 _AGAIN_S = 5.0  # after a failure that may pass, times the attempts so far
-_UNREAD_S = 0.2  # between two looks of an index job at a file that is not read yet
+_UNREAD_S = 0.2  # between two looks of a job at a file that is not read yet
+_MOST_FORGETTING_S = 30.0  # between two looks at parts of a deleted file that are in use
+_MOST_REASON_CHARS = 512  # as the column has
 
 
 class DocumentIndex(Protocol):
@@ -49,8 +55,26 @@ class DocumentIndex(Protocol):
         """Add a document; one that is there already is left as it is."""
         ...
 
-    async def forget(self, tenant: str, document: DocumentRef) -> None:
-        """Delete a document; one that is not there is passed over."""
+    async def forget(
+        self, tenant: str, document: DocumentRef, *, whole: bool = True
+    ) -> Sequence[Erasure]:
+        """Delete a document, and return where it was looked for.
+
+        With `whole` its text goes under every name and in every cut.
+        """
+        ...
+
+
+class TargetReader(Protocol):
+    """A service that computes the KV of documents on targets, so that questions find it there."""
+
+    async def prefill(self, tenant: str, document: DocumentRef) -> None:
+        """Have a document read where questions about it will be answered.
+
+        Raises:
+            BadRequest: It cannot be read.
+            RapidError: It cannot be read now.
+        """
         ...
 
 
@@ -61,6 +85,8 @@ class Ingestion:
         self,
         library: Library,
         index: DocumentIndex | None,
+        traces: Traces | None = None,
+        reader: TargetReader | None = None,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -69,24 +95,34 @@ class Ingestion:
         Args:
             library: Where the files are.
             index: Where texts are indexed; None where nothing is searched.
+            traces: The processes that keep parts of texts; None where there is none but this.
+            reader: What reads texts in advance; None where nothing does.
             clock: Seconds since the epoch.
         """
         self._library, self._index = library, index
+        self._traces, self._reader = traces, reader
         self._jobs = Jobs(library.database, clock)
         self._clock = clock
+        self._readers = FileReaders()
         self._owner = secrets.token_hex(8)
 
     async def run(self) -> None:
         """Do jobs as they come, and delete what expires, until this is cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._library.config.workers):
-                group.create_task(self._work())
-            group.create_task(self._sweep())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._library.config.workers):
+                    group.create_task(self._work())
+                group.create_task(self._sweep())
+        finally:
+            self._readers.close()
 
     async def drain(self) -> None:
         """Do jobs one after the other until none is due."""
-        while await self._do_next():
-            pass
+        try:
+            while await self._do_next():
+                pass
+        finally:
+            self._readers.close()
 
     async def _work(self) -> None:
         while True:
@@ -124,13 +160,19 @@ class Ingestion:
                 return
 
     async def _do(self, job: JobRow) -> None:
-        steps = {"read": self._read, "index": self._add_to_index, "delete": self._delete}
+        steps = {
+            "read": self._read,
+            "index": self._add_to_index,
+            "prefill": self._prefill,
+            "delete": self._delete,
+        }
         await steps[job.kind](job)
 
     async def _fail(self, job: JobRow, error: BaseException) -> None:
         """Do a job again later; after several attempts say that it failed."""
         _log.warning("job %s of %s failed: %r", job.kind, job.file_id, error)
-        if job.attempts < _MOST_ATTEMPTS or job.kind == "delete":
+        is_away = isinstance(error, LibraryUnavailable)  # which says nothing of this file
+        if is_away or job.attempts < _MOST_ATTEMPTS or job.kind == "delete":
             await self._jobs.postpone(job, _AGAIN_S * min(job.attempts, _MOST_ATTEMPTS))
             return
         what = "It failed several times for a reason on the server's side; its log says which."
@@ -142,6 +184,10 @@ class Ingestion:
         self, session: AsyncSession, job: JobRow, code: str, message: str
     ) -> None:
         row: FileRow | StoreFileRow | None
+        if job.kind == "prefill":
+            if (file := await session.get(FileRow, job.file_id)) is not None:
+                file.prefill = f"failed: {message}"[:_MOST_REASON_CHARS]
+            return
         if job.kind == "read":
             row = await session.get(FileRow, job.file_id)
             status = "error"
@@ -186,7 +232,8 @@ class Ingestion:
         with tempfile.TemporaryDirectory(prefix="rapid-file-") as folder:
             path = Path(folder, "original")
             await self._library.blobs.download(original_of(file.id), path)
-            return await parse_file(path, file.filename, config.parsing_limits, tell)
+            parse = self._readers.parse_file
+            return await parse(path, file.filename, config.parsing_limits, tell)
 
     async def _add_to_index(self, job: JobRow) -> None:
         """Index the text of a file for a vector store."""
@@ -217,37 +264,82 @@ class Ingestion:
             if row is not None and row.status == "in_progress":
                 row.status, row.usage_bytes = "completed", len(text.encode())
 
-    async def _delete(self, job: JobRow) -> None:
-        """Delete everything of a file: bytes, text, vectors, and at last its row."""
+    async def _prefill(self, job: JobRow) -> None:
+        """Have targets read a file before anybody asks about it, and retrievers index it."""
         async with self._library.database.read() as session:
             file = await session.get(FileRow, job.file_id)
-            others = 0
-            if file is not None and file.digest is not None:
-                same = select(FileRow.id).where(
-                    FileRow.tenant == file.tenant,
-                    FileRow.digest == file.digest,
-                    FileRow.filename == file.filename,
-                    FileRow.id != file.id,
-                    FileRow.status != "deleting",
-                )
-                others = len((await session.scalars(same)).all())
-        if file is not None:
-            if file.digest is not None and not others:
-                self._library.documents.forget(file.tenant, file.digest)
-                if self._index is not None:
-                    ref = DocumentRef(file.filename, file.digest, file.num_chars or 0)
-                    await self._index.forget(file.tenant, ref)
-            names = [original_of(file.id), text_of(file.id), layout_of(file.id)]
-            await self._library.blobs.delete(names)
+        if file is not None and file.status == "uploaded":
+            await self._jobs.postpone(job, _UNREAD_S)
+            return
+        outcome = "failed: the file could not be read"
+        if file is not None and file.status == "processed" and file.digest is not None:
+            try:
+                outcome = await self._read_ahead(file.tenant, file)
+            except Overloaded:  # those who wait for answers come first
+                await self._jobs.postpone(job, _AGAIN_S)
+                return
         async with self._library.database.write() as session:
-            if await self._jobs.finish(session, job) and file is not None:
-                row = await session.get(FileRow, file.id)
-                if row is not None:
-                    await session.delete(row)
-        await self._library.database.forget_deleted()
+            row = await session.get(FileRow, job.file_id)
+            if await self._jobs.finish(session, job) and row is not None:
+                row.prefill = outcome[:_MOST_REASON_CHARS]
+
+    async def _read_ahead(self, tenant: str, file: FileRow) -> str:
+        if self._reader is None:
+            return "failed: no target of this server reads files"
+        text = (await self._library.blobs.read(text_of(file.id))).decode()
+        document = Document(file.filename, text)
+        if self._index is not None:
+            await self._index.index(tenant, document, lambda _: None)
+        try:
+            await self._reader.prefill(tenant, document.ref)
+        except BadRequest as error:
+            return f"failed: {error}"
+        return "done"
+
+    async def _delete(self, job: JobRow) -> None:
+        """Delete everything of a file: bytes, text, vectors, KV, its row, and the row's traces."""
+        deletions, file_id = self._library.deletions, job.file_id
+        async with self._library.database.read() as session:
+            file = await session.get(FileRow, file_id)
+        if file is not None:
+            erasures = [await deletions.delete_bytes(file_id)]
+            if await deletions.is_worked_on(file_id):
+                erasures.append(Erasure("work", pending="in progress"))
+            erasures += await self._forget(file)
+            await deletions.note(file_id, erasures)
+            if is_pending(erasures):
+                await self._jobs.postpone(job, min(job.attempts, _MOST_FORGETTING_S))
+                return
+            if not await deletions.delete_rows(job):
+                return
+        if not await deletions.complete(job, file_id):
+            await self._jobs.postpone(job, min(job.attempts, _MOST_FORGETTING_S))
+
+    async def _forget(self, file: FileRow) -> list[Erasure]:
+        """Have every part of a file's text forgotten that no other file of its tenant has."""
+        if file.digest is None:
+            return []
+        has_text, has_name = await self._library.deletions.find_same(file)
+        erasures: list[Erasure] = []
+        if self._index is not None and not (has_text and has_name):
+            ref = DocumentRef(file.filename, file.digest, file.num_chars or 0)
+            try:
+                erasures += await self._index.forget(file.tenant, ref, whole=not has_text)
+            except RapidError as error:
+                _log.warning("passages of %s are not deleted yet: %s", file.id, error)
+                erasures.append(Erasure("passages", pending="the retriever is away"))
+        if not has_text:
+            own = self._library.documents.forget(file.tenant, file.digest)
+            erasures.append(replace(own, place="librarian: texts"))
+            if self._traces is not None:
+                erasures += await self._traces.forget(file.tenant, file.digest)
+        return erasures
 
     async def _sweep(self) -> None:
         while True:
             with contextlib.suppress(RapidError):
                 await self._library.delete_expired(self._clock())
+                await self._library.deletions.drop_old()
+                if self._traces is not None:
+                    await self._traces.remind(self._library.deletions.list_texts)
             await asyncio.sleep(_SWEEP_S)

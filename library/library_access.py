@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from weakref import WeakSet
 
 from sqlalchemy import select
 
 from library.blobs import Blobs
+from library.conversations import Conversations
 from library.database import Database
+from library.deletions import Deletions
 from library.jobs import Jobs
+from library.kept_responses import KeptResponses
 from library.library_config import LibraryConfig
 from library.schema import FileRow
 from library.stored_documents import StoredDocuments
 from library.stored_files import StoredFiles
 from library.vector_stores import VectorStores
+from rapid.engine_status import Erasure
 from rapid.messages import Document, DocumentRef
 
 _AT_ONCE = 100  # expired files of one transaction
@@ -36,6 +42,9 @@ class Library:
     files: StoredFiles
     stores: VectorStores
     documents: StoredDocuments
+    deletions: Deletions
+    responses: KeptResponses
+    conversations: Conversations
 
     @classmethod
     async def open(cls, config: LibraryConfig) -> Library:
@@ -58,28 +67,68 @@ class Library:
         files = StoredFiles(database, blobs, jobs, config)
         stores = VectorStores(database, jobs)
         documents = StoredDocuments(database, blobs, files, stores)
-        return cls(config, database, blobs, jobs, files, stores, documents)
+        deletions = Deletions(database, blobs, jobs)
+        conversations = Conversations(database, max_bytes=config.max_bytes)
+        return cls(
+            config=config,
+            database=database,
+            blobs=blobs,
+            jobs=jobs,
+            files=files,
+            stores=stores,
+            documents=documents,
+            deletions=deletions,
+            responses=KeptResponses(database, conversations),
+            conversations=conversations,
+        )
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        """Hide a file from everybody now; everything of it is deleted in the background.
+
+        Raises:
+            UnknownDocument: The tenant has none of this id.
+        """
+        await self.files.get(tenant, file_id)
+        async with self.database.write() as session:
+            row = await session.get(FileRow, file_id, with_for_update=True)
+            if row is not None:
+                await self.deletions.begin(session, row)
 
     async def delete_expired(self, now: float) -> None:
-        """Delete the files and vector stores of all tenants whose time has passed.
+        """Delete the files, vector stores and responses of all tenants whose time has passed.
 
         Args:
             now: Seconds since the epoch.
         """
         await self.stores.delete_expired()
+        await self.responses.delete_expired(now)
         due = (
             select(FileRow)
             .where(FileRow.expires_at <= int(now), FileRow.status != "deleting")
             .limit(_AT_ONCE)
+            .with_for_update(skip_locked=True)
         )
         async with self.database.write() as session:
             for row in (await session.scalars(due)).all():
-                row.status = "deleting"
-                await self.jobs.add(session, "delete", row.tenant, row.id)
+                await self.deletions.begin(session, row)
 
     async def close(self) -> None:
         """Disconnect."""
         await self.database.close()
+
+
+_OPENED: WeakSet[LibraryAccess] = WeakSet()  # those of this process
+
+
+def forget_text(_: object, tenant: str, digest: str) -> Erasure:
+    """Drop a text that this process keeps, whatever the object is that runs here."""
+    found = [each.forget(tenant, digest) for each in [*_OPENED]]
+    return Erasure(
+        "texts",
+        sum(each.num_bytes for each in found),
+        sum(each.num_found for each in found),
+        next((each.pending for each in found if each.pending), None),
+    )
 
 
 class LibraryAccess:
@@ -88,6 +137,7 @@ class LibraryAccess:
     def __init__(self, config: LibraryConfig) -> None:
         self._config = config
         self._opening: asyncio.Task[Library] | None = None
+        _OPENED.add(self)
 
     async def get(self) -> Library:
         """Return the library.
@@ -102,6 +152,23 @@ class LibraryAccess:
     async def database(self) -> Database:
         """Return the library's database; errors are those of `get`."""
         return (await self.get()).database
+
+    @asynccontextmanager
+    async def hold(self, tenant: str, documents: Sequence[DocumentRef]) -> AsyncIterator[None]:
+        """Keep the texts of stored documents while the context lasts; errors are those of `get`."""
+        stored = [each for each in documents if not isinstance(each, Document)]
+        if not stored:
+            yield
+            return
+        with (await self.get()).documents.hold(tenant, stored):
+            yield
+
+    def forget(self, tenant: str, digest: str) -> Erasure:
+        """Drop a text that is kept in this process, unless a request has it; on any thread."""
+        opening = self._opening
+        if opening is None or not opening.done() or opening.cancelled() or opening.exception():
+            return Erasure("texts")
+        return opening.result().documents.forget(tenant, digest)
 
     async def resolve(self, tenant: str, documents: Sequence[DocumentRef]) -> tuple[Document, ...]:
         """Return documents with their texts; see `rapid.ports.DocumentResolver`."""

@@ -25,7 +25,7 @@ class LibraryConfig(Frozen):
             the folder. Credentials come from the environment (``AWS_ACCESS_KEY_ID`` and so on).
         max_file_bytes: The longest file, in bytes.
         max_files: The most files of one tenant.
-        max_bytes: The most bytes of one tenant's files together.
+        max_bytes: The most bytes of one tenant's files, responses and conversations together.
         workers: Files that are read and indexed at once by each librarian.
         parsing_s: Seconds that one file may take to be read.
         parsing_bytes: Memory that reading one file may take, in bytes.

@@ -15,7 +15,13 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 class Base(DeclarativeBase):
     """The base of all tables."""
 
-    type_annotation_map = {dict[str, Any]: JSON, str: String(512), int: BigInteger}  # noqa: RUF012
+    type_annotation_map = {  # noqa: RUF012
+        dict[str, Any]: JSON,
+        list[dict[str, Any]]: JSON,
+        list[Any]: JSON,
+        str: String(512),
+        int: BigInteger,
+    }
 
 
 class FileRow(Base):
@@ -25,6 +31,8 @@ class FileRow(Base):
         status: ``uploaded`` until it is read, then ``processed``, or ``error``; ``deleting`` once
             its deletion was asked for.
         digest: Hash of its text, as `rapid.messages.DocumentRef` has it; None until it is read.
+        prefill: Whether a target has read it in advance: ``queued``, ``done``, or ``failed: why``;
+            None where that was not asked for.
     """
 
     __tablename__ = "files"
@@ -49,6 +57,7 @@ class FileRow(Base):
     digest: Mapped[str | None]
     num_chars: Mapped[int | None]
     num_pages: Mapped[int | None]
+    prefill: Mapped[str | None]
 
 
 class VectorStoreRow(Base):
@@ -116,11 +125,33 @@ class FileBatchRow(Base):
     is_cancelled: Mapped[bool]
 
 
+class DeletionRow(Base):
+    """The certificate of a deletion, under a hash of the file's id (`library.deletions`).
+
+    Attributes:
+        ended_at: When everything was gone; None until then.
+        text_name: Name of the text, as `rapid.documents.name_text` makes it; None if it was not
+            read.
+        erasures: What was done in each place, as `rapid.engine_status.Erasure` has it.
+    """
+
+    __tablename__ = "deletions"
+    __table_args__ = (Index("deletions_by_end", "ended_at"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant: Mapped[str]
+    began_at: Mapped[float]
+    ended_at: Mapped[float | None]
+    text_name: Mapped[str | None]
+    erasures: Mapped[list[dict[str, Any]]]
+
+
 class JobRow(Base):
     """Work that is still to be done for a tenant; who does it holds a lease.
 
     Attributes:
-        kind: ``read`` a file, ``index`` it for a vector store, or ``delete`` it.
+        kind: ``read`` a file, ``index`` it for a vector store, ``prefill`` a target with it, or
+            ``delete`` it.
         file_id: The file.
         store_id: The vector store of an ``index`` job, else empty.
         attempts: How often it was begun.
@@ -148,6 +179,71 @@ class JobRow(Base):
     leased_until: Mapped[float]
     num_done: Mapped[int]
     num_all: Mapped[int]
+
+
+class ResponseRow(Base):
+    """A response that is kept after its answer.
+
+    Attributes:
+        previous_id: The response that it goes on from; None for the first of a chain.
+        response: OpenAI's object, as it was at the end.
+        input_items: What was new in its request, as items with ids.
+        steps: How its output grew, as a stream told it.
+        attached: The stored documents that were named beside the items, as fields of ``rapid``.
+        num_bytes: Bytes of the four above.
+    """
+
+    __tablename__ = "responses"
+    __table_args__ = (
+        Index("responses_by_expiry", "expires_at"),
+        Index("responses_of_tenant", "tenant"),
+        Index("sizes_of_responses", "tenant", "num_bytes"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant: Mapped[str]
+    created: Mapped[int]
+    expires_at: Mapped[int]
+    previous_id: Mapped[str | None]
+    response: Mapped[dict[str, Any]]
+    input_items: Mapped[list[dict[str, Any]]]
+    steps: Mapped[list[Any]]
+    attached: Mapped[dict[str, Any]]
+    num_bytes: Mapped[int] = mapped_column(server_default="0")
+
+
+class ConversationRow(Base):
+    """A conversation, whose items may be of many responses.
+
+    Attributes:
+        facts: The caller's ``metadata``.
+    """
+
+    __tablename__ = "conversations"
+    __table_args__ = (Index("conversations_of_tenant", "tenant"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant: Mapped[str]
+    created: Mapped[int]
+    facts: Mapped[dict[str, Any]]
+
+
+class ConversationItemRow(Base):
+    """An item of a conversation, in OpenAI's form, and its bytes."""
+
+    __tablename__ = "conversation_items"
+    __table_args__ = (
+        Index("items_of_conversation", "conversation_id", "created"),
+        Index("sizes_of_conversation_items", "conversation_id", "num_bytes"),
+    )
+
+    conversation_id: Mapped[str] = mapped_column(
+        ForeignKey("conversations.id", ondelete="CASCADE"), primary_key=True
+    )
+    id: Mapped[str] = mapped_column(primary_key=True)
+    created: Mapped[int]
+    item: Mapped[dict[str, Any]]
+    num_bytes: Mapped[int] = mapped_column(server_default="0")
 
 
 class KeyRow(Base):
@@ -209,8 +305,10 @@ class UsageRow(Base):
         request_id: The answer's own id, which it keeps when its stream is resumed; no caller
             chooses it.
         day: Day of the request in UTC, as ``2026-01-31``.
-        target_s: Seconds that the answer waited for the target to read and judge.
-        drafter_s: Seconds that it waited for the drafter.
+        target_s: Seconds that the answer took of the steps of the target's engines. What its
+            tenant's answers before it took without saying so, as one that was left, is in it.
+        drafter_s: The same of the drafter's.
+        kv_byte_s: Bytes of KV by the seconds for which they were held, on all engines.
         status: ``ok``, ``failed``, or ``left`` where the caller did not wait for the end.
     """
 
@@ -227,6 +325,7 @@ class UsageRow(Base):
     completion_tokens: Mapped[int]
     target_s: Mapped[float]
     drafter_s: Mapped[float]
+    kv_byte_s: Mapped[float]
     status: Mapped[str]
 
 

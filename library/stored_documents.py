@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 
 from library.attribute_filters import AttributeFilter, Combination
 from library.blobs import Blobs
@@ -16,6 +18,7 @@ from library.parsing import Layout
 from library.schema import FileRow, StoreFileRow
 from library.stored_files import StoredFiles, layout_of, text_of
 from library.vector_stores import VectorStores
+from rapid.engine_status import Erasure
 from rapid.errors import BadRequest, DocumentNotReady, UnknownDocument
 from rapid.messages import Document, DocumentRef
 
@@ -45,6 +48,8 @@ class StoredDocuments:
         self._database, self._blobs = database, blobs
         self._files, self._stores = files, stores
         self._texts = OrderedDict[tuple[str, str], str]()  # by tenant and digest
+        self._users = Counter[tuple[str, str]]()  # requests that have a text
+        self._lock = threading.Lock()  # of both: `forget` comes on another thread
 
     async def find(
         self,
@@ -92,24 +97,37 @@ class StoredDocuments:
             DocumentNotReady: A file is not indexed yet.
         """
         await self._stores.get(tenant, store_id)
-        pairs = await self._pairs(store_id)
+        entries = await self._entries(store_id)
         if filters is not None:
-            known = {key for _, entry in pairs for key in entry.attributes}
-            if pairs and (unknown := keys_of(filters) - known):
+            known = {key for each in entries for key in each.attributes}
+            if entries and (unknown := keys_of(filters) - known):
                 raise BadRequest(
                     f"filters: no file of {store_id!r} has an attribute {min(unknown)!r}; they "
                     f"have {sorted(known)}.",
                     "filters",
                 )
-            pairs = [each for each in pairs if filters.holds(each[1].attributes)]
-        for row, entry in pairs:
-            if entry.status == "in_progress":
+            entries = [each for each in entries if filters.holds(each.attributes)]
+        for each in entries:
+            if each.status == "in_progress":
                 raise DocumentNotReady(
-                    f"{row.filename!r} ({row.id}) of {store_id!r} is still being indexed: ask "
+                    f"{each.filename!r} ({each.id}) of {store_id!r} is still being indexed: ask "
                     "again when its status is 'completed'.",
                     "vector_store_ids",
                 )
-        return [_text_of_entry(*each) for each in pairs if each[1].status == "completed"]
+        return [
+            StoredText(
+                each.id,
+                DocumentRef(
+                    each.filename,
+                    each.digest,
+                    each.num_chars,
+                    chunk_tokens=_chunk_tokens(each.chunking),
+                ),
+                each.attributes,
+            )
+            for each in entries
+            if each.status == "completed"
+        ]
 
     async def get_in_store(self, tenant: str, store_id: str, file_id: str) -> StoredText:
         """Return one text of a vector store.
@@ -121,23 +139,34 @@ class StoredDocuments:
         entry = await self._stores.get_file(tenant, store_id, file_id)
         row = await self._files.get(tenant, file_id)
         if entry.status == "completed":
-            return _text_of_entry(row, entry)
+            ref = replace(ref_of(row), chunk_tokens=_chunk_tokens(entry.chunking))
+            return StoredText(row.id, ref, entry.attributes)
         ref_of(row)  # which raises if the file cannot be read
         raise DocumentNotReady(f"{row.filename!r} ({row.id}) is {entry.status}.", "file_id")
 
-    async def _pairs(self, store_id: str) -> list[tuple[FileRow, StoreFileRow]]:
+    async def _entries(self, store_id: str) -> Sequence[Row[Any]]:
+        """Return what is needed of a store's files; whole rows would take ten times as long."""
+        file, entry = FileRow, StoreFileRow
         both = (
-            select(FileRow, StoreFileRow)
+            select(file.id, file.filename, file.digest, file.num_chars)
+            .add_columns(entry.status, entry.attributes, entry.chunking)
             .join(StoreFileRow, StoreFileRow.file_id == FileRow.id)
             .where(StoreFileRow.store_id == store_id, FileRow.status != "deleting")
             .order_by(StoreFileRow.created, FileRow.id)
         )
         async with self._database.read() as session:
-            return [*(await session.execute(both)).all()]
+            return (await session.execute(both)).all()
 
     async def layout(self, file_id: str) -> Layout:
-        """Return the pages and lines of a file's text."""
-        return Layout.from_bytes(await self._blobs.read(layout_of(file_id)))
+        """Return the pages and lines of a file's text.
+
+        Raises:
+            UnknownDocument: It was deleted meanwhile.
+        """
+        try:
+            return Layout.from_bytes(await self._blobs.read(layout_of(file_id)))
+        except FileNotFoundError:
+            raise UnknownDocument(f"There is no file {file_id!r} any more.", "file_id") from None
 
     async def resolve(self, tenant: str, documents: Sequence[DocumentRef]) -> tuple[Document, ...]:
         """Return documents with their texts; see `rapid.ports.DocumentResolver`."""
@@ -147,12 +176,14 @@ class StoredDocuments:
         if isinstance(document, Document):
             return document
         key = tenant, document.digest
-        if (text := self._texts.get(key)) is None:
-            text = await self._read(tenant, document)
-            self._texts[key] = text
-            while len(self._texts) > 1 and sum(map(len, self._texts.values())) > _KEPT_CHARS:
-                self._texts.popitem(last=False)
-        self._texts.move_to_end(key)
+        with self.hold(tenant, [document]):
+            if (text := self._texts.get(key)) is None:
+                text = await self._read(tenant, document)
+            with self._lock:
+                self._texts[key] = text
+                self._texts.move_to_end(key)
+                while len(self._texts) > 1 and sum(map(len, self._texts.values())) > _KEPT_CHARS:
+                    self._texts.popitem(last=False)
         return Document(document.name, text, chunk_tokens=document.chunk_tokens)
 
     async def _read(self, tenant: str, document: DocumentRef) -> str:
@@ -170,9 +201,27 @@ class StoredDocuments:
                 continue
         raise UnknownDocument(f"There is no document {document.name!r} any more.", "documents")
 
-    def forget(self, tenant: str, digest: str) -> None:
-        """Drop a text that is kept in this process."""
-        self._texts.pop((tenant, digest), None)
+    @contextmanager
+    def hold(self, tenant: str, documents: Iterable[DocumentRef]) -> Iterator[None]:
+        """Keep texts of documents while the context lasts, also if they are deleted meanwhile."""
+        keys = [(tenant, each.digest) for each in documents]
+        with self._lock:
+            self._users.update(keys)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users.subtract(keys)
+                self._users += Counter()  # drops those that nobody has
+
+    def forget(self, tenant: str, digest: str) -> Erasure:
+        """Drop a text that is kept in this process, unless a request has it; on any thread."""
+        key = tenant, digest
+        with self._lock:
+            num_bytes = sum(map(len, self._texts.values()))
+            if self._users[key]:
+                return Erasure("texts", num_bytes, 0, "in use")
+            return Erasure("texts", num_bytes, int(self._texts.pop(key, None) is not None))
 
 
 def ref_of(row: FileRow) -> DocumentRef:
@@ -210,10 +259,9 @@ def _with_distinct_names(
     return tuple(found)
 
 
-def _text_of_entry(row: FileRow, entry: StoreFileRow) -> StoredText:
-    sizes = entry.chunking.get("static") or {}
-    ref = replace(ref_of(row), chunk_tokens=sizes.get("max_chunk_size_tokens"))
-    return StoredText(row.id, ref, entry.attributes)
+def _chunk_tokens(chunking: Mapping[str, Any]) -> int | None:
+    """Return the most tokens of a passage by a chunking strategy; None for the retriever's own."""
+    return (chunking.get("static") or {}).get("max_chunk_size_tokens")
 
 
 def keys_of(filters: AttributeFilter) -> set[str]:

@@ -7,6 +7,7 @@ is always there, and what a crash leaves between the two has no row (`library.up
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 import time
@@ -21,8 +22,9 @@ from library.database import Database
 from library.jobs import Jobs
 from library.library_config import LibraryConfig
 from library.listing import Cut, Page, list_page
+from library.room import check_room
 from library.schema import FileRow, LimitsRow
-from rapid.errors import BadRequest, BodyTooLarge, UnknownDocument
+from rapid.errors import BadRequest, BodyTooLarge, LibraryUnavailable, UnknownDocument
 
 _MOST_NAME_BYTES = 255  # what file systems take
 _READ_BYTES = 2**20  # of a file at once, while it is hashed
@@ -50,6 +52,8 @@ class StoredFiles:
         purpose: str,
         content: IO[bytes],
         expires_in_s: int | None = None,
+        *,
+        prefills: bool = False,
     ) -> FileRow:
         """Keep a file, which is read in the background from now on.
 
@@ -59,6 +63,7 @@ class StoredFiles:
             purpose: What the owner says it is for.
             content: Its bytes.
             expires_in_s: After so many seconds it is deleted; None for never.
+            prefills: Whether a target reads it in advance.
 
         Raises:
             BadRequest: The name cannot be one, the file is empty, or the tenant has too many.
@@ -86,6 +91,7 @@ class StoredFiles:
             created=now,
             expires_at=None if expires_in_s is None else now // 10**9 + expires_in_s,
             status="uploaded",
+            prefill="queued" if prefills else None,
         )
         await self._blobs.put(original_of(row.id), content)
         try:
@@ -94,28 +100,24 @@ class StoredFiles:
                 await self._check_room(session, tenant, num_bytes)
                 session.add(row)
                 await self._jobs.add(session, "read", tenant, row.id)
+                if prefills:
+                    await self._jobs.add(session, "prefill", tenant, row.id)
         except BaseException:
-            await asyncio.shield(self._blobs.delete([original_of(row.id)]))
+            with contextlib.suppress(LibraryUnavailable):  # then `library.upkeep` deletes them
+                await asyncio.shield(self._blobs.delete([original_of(row.id)]))
             raise
         return row
 
     async def _check_room(self, session: AsyncSession, tenant: str, num_more: int) -> None:
-        total = select(func.count(), func.coalesce(func.sum(FileRow.num_bytes), 0))
-        num_files, num_bytes = (await session.execute(total.where(FileRow.tenant == tenant))).one()
+        total = select(func.count()).select_from(FileRow).where(FileRow.tenant == tenant)
+        num_files = (await session.execute(total)).scalar_one()
         own = await session.get(LimitsRow, tenant)
         most_files = (own and own.files) or self._config.max_files
-        most_bytes = (own and own.bytes) or self._config.max_bytes
         if num_files >= most_files:
             raise BadRequest(
                 f"You have {num_files} files, which is the most: delete some.", "file", "quota"
             )
-        if num_bytes + num_more > most_bytes:
-            raise BadRequest(
-                f"Your files have {num_bytes} bytes, and {num_more} more are over the limit of "
-                f"{most_bytes}: delete some.",
-                "file",
-                "quota",
-            )
+        await check_room(session, tenant, num_more, self._config.max_bytes, "file")
 
     async def get(self, tenant: str, file_id: str) -> FileRow:
         """Return a file.
@@ -137,22 +139,19 @@ class StoredFiles:
         async with self._database.read() as session:
             return await list_page(session, found, FileRow, FileRow.id, cut)
 
-    def stream(self, row: FileRow) -> AsyncIterator[bytes]:
-        """Return the bytes of a file, in parts."""
-        return self._blobs.stream(original_of(row.id))
-
-    async def delete(self, tenant: str, file_id: str) -> None:
-        """Hide a file from everybody now; everything of it is deleted in the background.
+    async def stream(self, row: FileRow) -> AsyncIterator[bytes]:
+        """Yield the bytes of a file, in parts.
 
         Raises:
-            UnknownDocument: The tenant has none of this id.
+            UnknownDocument: They are gone: it was deleted meanwhile, or lost.
         """
-        await self.get(tenant, file_id)
-        async with self._database.write() as session:
-            row = await session.get(FileRow, file_id)
-            if row is not None:
-                row.status = "deleting"
-                await self._jobs.add(session, "delete", tenant, file_id)
+        try:
+            async for part in self._blobs.stream(original_of(row.id)):
+                yield part
+        except FileNotFoundError:
+            raise UnknownDocument(
+                f"The bytes of {row.id!r} are gone: upload it again.", "file_id", "lost"
+            ) from None
 
 
 def original_of(file_id: str) -> str:

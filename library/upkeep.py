@@ -83,6 +83,8 @@ async def _find_work(
             needed[row.id, "read", ""] = row.tenant
         elif row.status == "deleting":
             needed[row.id, "delete", ""] = row.tenant
+        if row.prefill == "queued" and row.status in ("uploaded", "processed"):
+            needed[row.id, "prefill", ""] = row.tenant
     for each in entries:
         if each.status == "in_progress":  # after the file is read, so the later job
             needed[each.file_id, "index", each.store_id] = each.tenant
@@ -91,7 +93,7 @@ async def _find_work(
         for file_id, kind, store_id in undone:
             tenant = needed[file_id, kind, store_id]
             await library.jobs.add(session, kind, tenant, file_id, store_id)
-        gone = [job.id for job in jobs if job.file_id not in files]
+        gone = [job.id for job in jobs if job.file_id not in files and job.kind != "delete"]
         await session.execute(delete(JobRow).where(JobRow.id.in_(gone)))
     return [Discrepancy("work that nobody does", file_id) for file_id, _, _ in undone]
 

@@ -78,7 +78,7 @@ class VectorStores:
     async def change(self, tenant: str, store_id: str, **values: Any) -> VectorStoreRow:
         """Change ``name``, ``facts`` or ``expires_after_days``; errors are those of `get`."""
         async with self._database.write() as session:
-            row = await self._get(session, tenant, store_id)
+            row = await self._get(session, tenant, store_id, locks=True)
             for name, value in values.items():
                 setattr(row, name, value)
             return row
@@ -86,7 +86,7 @@ class VectorStores:
     async def delete(self, tenant: str, store_id: str) -> None:
         """Delete a store; its files stay. Errors are those of `get`."""
         async with self._database.write() as session:
-            await session.delete(await self._get(session, tenant, store_id))
+            await session.delete(await self._get(session, tenant, store_id, locks=True))
 
     async def count(self, stores: Sequence[VectorStoreRow]) -> dict[str, tuple[Counter[str], int]]:
         """Return the number of files by status, and the bytes of their texts, of each store."""
@@ -125,7 +125,7 @@ class VectorStores:
             UnknownDocument: The store or a file is not the tenant's.
         """
         async with self._database.write() as session:
-            store = await self._get(session, tenant, store_id)
+            store = await self._get(session, tenant, store_id, locks=True)
             return await self._put(
                 session, store, file_ids, attributes or {}, chunking or AUTO, None
             )
@@ -140,7 +140,7 @@ class VectorStores:
     ) -> FileBatchRow:
         """Put files into a store as `put` does, and return the batch that they are."""
         async with self._database.write() as session:
-            store = await self._get(session, tenant, store_id)
+            store = await self._get(session, tenant, store_id, locks=True)
             batch = FileBatchRow(
                 id=f"vsfb_{secrets.token_hex(12)}",
                 store_id=store_id,
@@ -164,7 +164,7 @@ class VectorStores:
     ) -> list[StoreFileRow]:
         put = []
         for file_id in dict.fromkeys(file_ids):
-            file = await session.get(FileRow, file_id)
+            file = await session.get(FileRow, file_id, with_for_update={"read": True})
             if file is None or file.tenant != store.tenant or file.status == "deleting":
                 raise UnknownDocument(f"There is no file {file_id!r}.", "file_id", "file_not_found")
             row = await session.get(StoreFileRow, (store.id, file_id))
@@ -220,14 +220,16 @@ class VectorStores:
     ) -> StoreFileRow:
         """Give a file of a store other attributes; errors are those of `get_file`."""
         async with self._database.write() as session:
-            row = await self._get_file(session, tenant, store_id, file_id)
+            row = await self._get_file(session, tenant, store_id, file_id, locks=True)
             row.attributes = attributes
             return row
 
     async def remove_file(self, tenant: str, store_id: str, file_id: str) -> None:
         """Take a file out of a store; the file stays. Errors are those of `get_file`."""
         async with self._database.write() as session:
-            await session.delete(await self._get_file(session, tenant, store_id, file_id))
+            await session.delete(
+                await self._get_file(session, tenant, store_id, file_id, locks=True)
+            )
 
     async def get_batch(
         self, tenant: str, store_id: str, batch_id: str
@@ -250,7 +252,7 @@ class VectorStores:
     async def cancel_batch(self, tenant: str, store_id: str, batch_id: str) -> None:
         """Give up those files of a batch that are not indexed yet; errors as of `get_batch`."""
         async with self._database.write() as session:
-            batch = await self._get_batch(session, tenant, store_id, batch_id)
+            batch = await self._get_batch(session, tenant, store_id, batch_id, locks=True)
             batch.is_cancelled = True
             await session.execute(
                 update(StoreFileRow)
@@ -267,10 +269,14 @@ class VectorStores:
         unused_s = self._clock_ns() // 10**9 - VectorStoreRow.last_active_at
         return func.coalesce(unused_s > _DAY_S * VectorStoreRow.expires_after_days, False)
 
-    async def _get(self, session: AsyncSession, tenant: str, store_id: str) -> VectorStoreRow:
+    async def _get(
+        self, session: AsyncSession, tenant: str, store_id: str, *, locks: bool = False
+    ) -> VectorStoreRow:
+        """Return a store; one that is locked stays until the transaction ends."""
         found = select(VectorStoreRow).where(
             VectorStoreRow.id == store_id, VectorStoreRow.tenant == tenant, ~self._has_expired()
         )
+        found = found.with_for_update() if locks else found
         row = (await session.scalars(found)).first()
         if row is None:
             raise UnknownDocument(
@@ -279,9 +285,15 @@ class VectorStores:
         return row
 
     async def _get_file(
-        self, session: AsyncSession, tenant: str, store_id: str, file_id: str
+        self,
+        session: AsyncSession,
+        tenant: str,
+        store_id: str,
+        file_id: str,
+        *,
+        locks: bool = False,
     ) -> StoreFileRow:
-        await self._get(session, tenant, store_id)
+        await self._get(session, tenant, store_id, locks=locks)
         row = await session.get(StoreFileRow, (store_id, file_id))
         if row is None:
             raise UnknownDocument(
@@ -292,9 +304,15 @@ class VectorStores:
         return row
 
     async def _get_batch(
-        self, session: AsyncSession, tenant: str, store_id: str, batch_id: str
+        self,
+        session: AsyncSession,
+        tenant: str,
+        store_id: str,
+        batch_id: str,
+        *,
+        locks: bool = False,
     ) -> FileBatchRow:
-        await self._get(session, tenant, store_id)
+        await self._get(session, tenant, store_id, locks=locks)
         batch = await session.get(FileBatchRow, batch_id)
         if batch is None or batch.store_id != store_id:
             raise UnknownDocument(

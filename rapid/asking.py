@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from rapid.config import Coupling, Mode, Transfer
+from rapid.calling.tool_fields import CallingTurn, ToolSettings, check_calls
+from rapid.config import Coupling, Mode, TooLong, Transfer
 from rapid.errors import BadRequest
 from rapid.messages import Document, GenerateRequest, Message
 from rapid.requests import (
     Documents,
     MethodFields,
     SamplingFields,
-    Turn,
     bad_request,
     encodable,
     refuse,
@@ -42,6 +43,18 @@ class AskSettings(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str] | None
     logit_bias: Mapping[int, float] | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    min_tokens: int | None
+    allowed_token_ids: Sequence[int] | None
+    repetition_penalty: float | None
+    min_p: float | None
+    bad_words: Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    include_stop_str_in_output: bool | None
+    response_format: Mapping[str, Any] | None
+    structured_outputs: Mapping[str, Any] | None
     query: str | None
     retrieval_tokens: int | None
     transfer: Transfer | None
@@ -52,6 +65,12 @@ class AskSettings(TypedDict, total=False):
     draft_top_k: int | None
     refresh: bool | None
     citations: bool | None
+    penalize_documents: bool | None
+    too_long: TooLong | None
+    truncation: Literal["auto", "disabled"] | None
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
 
 
 def _as_turns(question: object) -> object:
@@ -61,6 +80,11 @@ def _as_turns(question: object) -> object:
         {
             "role": each.role,
             "content": each.text if isinstance(each.content, tuple) else each.content,
+            "tool_calls": [
+                {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+                for call in each.tool_calls
+            ],
+            "tool_call_id": each.tool_call_id,
         }
         for each in _entries(question, Message, _CHAT)
     ]
@@ -91,11 +115,15 @@ def _entries(given: object, kind: Any, what: str) -> list[Any]:
     return list(given)
 
 
-class QuestionFields(SamplingFields, MethodFields):
+class QuestionFields(SamplingFields, MethodFields, ToolSettings):
     """A question with its documents and settings."""
 
     question: Annotated[
-        list[Turn], BeforeValidator(_as_turns), Field(min_length=1), AfterValidator(someone_asks)
+        list[CallingTurn],
+        BeforeValidator(_as_turns),
+        Field(min_length=1),
+        AfterValidator(someone_asks),
+        AfterValidator(check_calls),
     ]
     documents: Annotated[Documents, BeforeValidator(_as_attached)]
 
@@ -120,6 +148,9 @@ def as_request(
         )
     except ValidationError as error:
         raise bad_request(error, QuestionFields) from None
+    except BadRequest as refused:
+        raise in_own_words(refused) from None
+    sampling = asked.as_sampling(default_temperature)
     return GenerateRequest(
         request_id=request_id,
         tenant=_TENANT,
@@ -130,12 +161,15 @@ def as_request(
         is_streamed=is_streamed,
         speculation=asked.as_speculation(),
         citations=bool(asked.citations),
-        **asked.as_sampling(default_temperature),
+        penalize_documents=bool(asked.penalize_documents),
+        tools=asked.read_tools(sampling),
+        **sampling,
     )
 
 
 def in_own_words(refused: BadRequest) -> BadRequest:
     """Return a refusal with the names of `AskSettings`, which HTTP has in an object ``rapid``."""
     param = (refused.param or "").removeprefix("rapid.")
-    param = "question" if param == "messages" else param
-    return type(refused)(str(refused).replace("rapid.", ""), param or None, refused.code)
+    param = re.sub(r"^messages\b", "question", param)
+    said = re.sub(r"^messages\[", "question[", str(refused).replace("rapid.", ""))
+    return type(refused)(said, param or None, refused.code)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Mode = Literal["plain", "lossless", "fused", "paper", "rag", "auto"]
+TooLong = Literal["refuse", "rag", "sections"]
 Transfer = Literal["distill", "boost", "adaptive", "mixture"]
 Coupling = Literal["maximal", "shared_noise"]
 Rule = Literal["exact", "paper"]
@@ -16,6 +17,7 @@ Contract = Literal["target", "fused", "paper", "drafter"]
 KVCacheDtype = Literal["auto", "fp8"]
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0)]
 
 MAX_DRAFT = 64  # longest draft block that a request may ask for
 VLLM_TOP_K = 256  # candidates of a token that vLLM is asked for; each is an object in its reply
@@ -29,6 +31,23 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
+class ThinkingRule(Frozen):
+    """What holds for the thinking before an answer.
+
+    Attributes:
+        opening: The token that opens it, which may only be the first one.
+        closing: The token behind which the answer begins.
+        is_open: Whether the prompt has opened it.
+        budget: Most tokens between the two, behind which the closing one comes; 0 for no thinking,
+            None for any number.
+    """
+
+    opening: TokenId
+    closing: TokenId
+    is_open: bool = False
+    budget: int | None = Field(None, ge=0)
+
+
 class SamplingConfig(Frozen):
     """Sampling parameters of a request.
 
@@ -38,17 +57,53 @@ class SamplingConfig(Frozen):
         top_k: Number of best tokens that are kept; None keeps all.
         seed: Key of all random numbers of the request.
         logit_bias: Pairs of a token id and what is added to its logit, on every model alike.
+        presence_penalty: What is subtracted from the logits of tokens that the answer has.
+        frequency_penalty: What is subtracted as often as the answer has the token.
+        min_tokens: Tokens before which no answer ends.
+        allowed_token_ids: The only tokens that answers have; none for all.
+        repetition_penalty: What divides positive logits of tokens that the prompt of the model that
+            answers or the answer has, and multiplies negative ones; 1 changes nothing.
+        min_p: Tokens below this share of the best one's probability are dropped, before `top_k`.
+        bad_words: Token ids that no answer has one after another.
+        stop_token_ids: Tokens that end an answer, beside those of the model.
+        ignore_eos: Whether the model's own tokens end nothing.
+        grammar: What every answer follows, as `rapid.constraints.structured_outputs` compiles it.
+        thinking: What holds before that, where something does.
     """
 
     temperature: Finite = Field(1.0, ge=0, le=2)
     top_p: Finite = Field(1.0, gt=0, le=1)
     top_k: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=-(2**63), le=2**63 - 1)
-    logit_bias: tuple[tuple[Annotated[int, Field(ge=0)], Finite], ...] = ()
+    logit_bias: tuple[tuple[TokenId, Finite], ...] = ()
+    presence_penalty: Finite = Field(0.0, ge=-2, le=2)
+    frequency_penalty: Finite = Field(0.0, ge=-2, le=2)
+    min_tokens: int = Field(0, ge=0)
+    allowed_token_ids: tuple[TokenId, ...] = ()
+    repetition_penalty: Finite = Field(1.0, gt=0, le=100)
+    min_p: Finite = Field(0.0, ge=0, le=1)
+    bad_words: tuple[tuple[TokenId, ...], ...] = ()
+    stop_token_ids: tuple[TokenId, ...] = ()
+    ignore_eos: bool = False
+    grammar: str | None = None
+    thinking: ThinkingRule | None = None
 
     def name_tokens(self) -> Iterator[tuple[str, int]]:
         """Yield each token id that a setting names, after that setting's name."""
         yield from (("logit_bias", token) for token, _ in self.logit_bias)
+        yield from (("allowed_token_ids", token) for token in self.allowed_token_ids)
+        yield from (("stop_token_ids", token) for token in self.stop_token_ids)
+
+    @property
+    def follows_answer(self) -> bool:
+        """Whether logits are changed by the answer's tokens, as by penalties or a grammar."""
+        counts = self.presence_penalty or self.frequency_penalty or self.min_tokens
+        says = self.repetition_penalty != 1 or self.bad_words
+        return bool(counts or says or self.grammar is not None or self.thinking)
+
+    def ends(self, eos_ids: Set[int]) -> Set[int]:
+        """Return the tokens that end an answer, of a model with these."""
+        return (frozenset() if self.ignore_eos else eos_ids) | frozenset(self.stop_token_ids)
 
     @field_validator("temperature")
     @classmethod

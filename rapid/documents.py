@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 from rapid.errors import UnknownDocument
 from rapid.messages import Document, DocumentRef
+
+
+def name_text(tenant: str, digest: str) -> str:
+    """Return the name, in hex, under which all that is made of a tenant's text is forgotten."""
+    return blake2b(f"{tenant}\0{digest}".encode(), digest_size=16).hexdigest()
 
 
 class InlineDocuments:

@@ -1,8 +1,25 @@
-"""What an engine says of itself to those who route to it and watch it."""
+"""An engine's reports: its state, what a lease used of it, and what it has forgotten."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """The deletion of documents in one place that may hold parts of them: a memory, a disk.
+
+    Attributes:
+        place: The place, as ``memory`` or ``disk``.
+        num_bytes: Bytes of what was looked through there.
+        num_found: Parts of the documents that were found and removed: pages, passages or texts.
+        pending: Why parts may still be there, for somebody to look again; None if none is.
+    """
+
+    place: str
+    num_bytes: int = 0
+    num_found: int = 0
+    pending: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +70,21 @@ class EngineStatus:
     host_tokens_restored: int = 0
     disk_tokens: int = 0
     disk_tokens_read: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseUsage:
+    """What leases used of an engine.
+
+    Attributes:
+        busy_s: Their part of the seconds of its steps, refused drafts included.
+        kv_byte_s: Bytes of KV by the seconds for which they were held. Pages that several leases
+            share count for each.
+    """
+
+    busy_s: float = 0.0
+    kv_byte_s: float = 0.0
+
+    def __add__(self, other: LeaseUsage) -> LeaseUsage:
+        """Return the sum of both."""
+        return LeaseUsage(self.busy_s + other.busy_s, self.kv_byte_s + other.kv_byte_s)

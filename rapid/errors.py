@@ -26,6 +26,7 @@
     ├── CannotContinue          an answer came out differently the second time     503
     ├── RetrievalPending        documents are still being indexed for retrieval    503
     ├── RetrievalUnavailable    an explicit mode needs what retrieval did not give 503
+    ├── DeadlinePassed          the caller's own deadline has passed               504
     ├── EngineFailed            an engine failed at a step, or is closed           500
     ├── LibraryUnavailable      the library's database or files are away           503
     │   └── LibraryFull         the disk of the library is full                    507
@@ -67,6 +68,16 @@ class PromptTooLong(BadRequest):
         self, message: str, param: str | None = "messages", code: str = "context_length_exceeded"
     ) -> None:
         super().__init__(message, param, code)
+
+    @classmethod
+    def of(cls, max_context: int, why: str, param: str = "messages") -> PromptTooLong:
+        """Return the error for a context of so many tokens, and `why` it does not suffice.
+
+        Clients know it by its words: litellm by vLLM's sentence, with which it begins, and
+        LangChain, whose SDK shows no code, by "prompt is too long", which is Anthropic's.
+        """
+        start = f"This model's maximum context length is {max_context} tokens"
+        return cls(f"{start}. However, the prompt is too long: {why}", param)
 
 
 class BodyTooLarge(BadRequest):
@@ -166,6 +177,13 @@ class OrchestratorLost(RapidError):
 
 class CannotContinue(RapidError):
     """An answer that was generated again and is not the one that its client has begun to read."""
+
+
+class DeadlinePassed(RapidError):
+    """An answer that came later than its caller has a use for it."""
+
+    def __init__(self, message: str = "The x-request-deadline has passed.") -> None:
+        super().__init__(message)
 
 
 class EngineFailed(RapidError):

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from rapid.answering.session import DraftNeeds, Session
 from rapid.answering.sources import PoolSource, Rereading, WitnessedSource, choose
-from rapid.checkpoints.vocabulary import check_same_vocabulary
+from rapid.checkpoints.vocabulary import check_same_vocabulary, pack_tokens
 from rapid.config import EngineConfig, OwnDrafting, SamplingConfig, SpeculationConfig
 from rapid.engines.forward.loading import LoadedModel
 from rapid.engines.local_ports import LocalPool, make_engine
@@ -124,7 +124,15 @@ def generate(
         raise ConfigurationError(
             "refresh gives a drafter model something else to read, under rule 'exact': leave it out"
         )
-    terms = Terms("local", sampling, speculation, max_tokens, num_logprobs=num_logprobs)
+    prompt_set = pack_tokens(input_ids) if sampling.repetition_penalty != 1 else b""
+    terms = Terms(
+        "local",
+        sampling,
+        speculation,
+        max_tokens,
+        num_logprobs=num_logprobs,
+        prompt_set=prompt_set,
+    )
     generation = _run(_generate(target, drafter, terms, input_ids, draft_input_ids, refresh))
     counted = generation.statistics
     if counted.plain_from is not None:

@@ -7,33 +7,32 @@ copy. Positions count generated tokens from 0: the first answer token of a choic
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 
-from rapid.receipt import Cause, Origin, Receipt
+from rapid.receipt import Origin
 
 if TYPE_CHECKING:  # `benchmarks/gpu.py` runs without pydantic
     from rapid.config import (
-        Contract,
         Coupling,
         KVCacheDtype,
         Mode,
         SamplingConfig,
         SpeculationConfig,
+        TooLong,
         Transfer,
     )
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
-FinishReason = str  # open: a dialect passes on what it does not know
-STOP: FinishReason = "stop"  # the answer ended by itself
-LENGTH: FinishReason = "length"  # it was cut
+RawPrompt = str | tuple[int, ...]
 
 
 # --- caller -> orchestrator ---------------------------------------------------------------------
@@ -52,11 +51,81 @@ class TextPart(ContentPart):
 
 
 @dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the caller runs.
+
+    Attributes:
+        parameters: JSON schema of its arguments, as JSON.
+        is_strict: Whether a schema that cannot be enforced is refused; else it may be passed over
+            where the model chooses whether to call.
+    """
+
+    name: str
+    parameters: str
+    description: str = ""
+    is_strict: bool = False
+
+    def describe(self) -> dict[str, Any]:
+        """Return the tool as chat templates take it."""
+        function = {"name": self.name, "description": self.description}
+        return {
+            "type": "function",
+            "function": function | {"parameters": json.loads(self.parameters)},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call in the history of a chat; `arguments` is a JSON object, as JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.arguments})"
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools of a request.
+
+    Attributes:
+        tools: All of them, as the model is told.
+        must_call: Whether the answer has to be a call.
+        only: Name of the one that may be called; None for any.
+        is_parallel: Whether there may be several calls.
+    """
+
+    tools: tuple[Tool, ...]
+    must_call: bool = False
+    only: str | None = None
+    is_parallel: bool = True
+
+    @property
+    def callable_ones(self) -> tuple[Tool, ...]:
+        """The tools that may be called."""
+        return tuple(each for each in self.tools if self.only in (None, each.name))
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of the chat; `role` is system, user or assistant."""
+    """One turn of the chat; `role` is system, user, assistant or tool.
+
+    Attributes:
+        tool_calls: The calls that the assistant makes in it.
+        tool_call_id: Id of the call of which a tool's message is the result.
+        thinking: What the assistant thought before it, for templates that show that.
+        documents: Names of the documents that came with it; others stand in the first message of
+            the user.
+    """
 
     role: str
     content: str | tuple[ContentPart, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    thinking: str = ""
+    documents: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -68,8 +137,28 @@ class Message:
     def after(self, prefix: str) -> Message:
         """Return the message with a text before all that it has."""
         if isinstance(self.content, str):
-            return Message(self.role, prefix + self.content)
-        return Message(self.role, (TextPart(prefix), *self.content))
+            return replace(self, content=prefix + self.content)
+        return replace(self, content=(TextPart(prefix), *self.content))
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingRequest:
+    """How much a model shall think before it answers; without settings as much as it likes.
+
+    Attributes:
+        is_on: Whether it thinks at all, where that is asked.
+        budget: Its most tokens.
+        share: The same as a share of the answer's longest.
+    """
+
+    is_on: bool | None = None
+    budget: int | None = None
+    share: float | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there has to be thinking, or a bound for it."""
+        return bool(self.is_on) or self.budget is not None or self.share is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +205,8 @@ class SpeculationRequest:
     Attributes:
         all_draft_tokens: Whether `draft_top_k` was explicitly null, for a proposal without a cut.
         refresh: Whether to retrieve again, for the answer so far, after rejected drafts.
+        too_long: What becomes of documents that do not fit the target's context.
+        truncates: Whether the oldest turns of a chat that does not fit it are left out.
     """
 
     mode: Mode = "auto"
@@ -127,6 +218,8 @@ class SpeculationRequest:
     draft_top_k: int | None = None
     all_draft_tokens: bool = False
     refresh: bool = False
+    too_long: TooLong = "refuse"
+    truncates: bool = False
 
 
 def new_call_id() -> str:
@@ -155,8 +248,22 @@ class GenerateRequest:
             names another. It is fixed once, so that all prompts of the request agree.
         cache_salt: Part of the names of the prompt's pages: a tenant's requests share KV by salt.
         logit_bias: Pairs of a token id and what is added to its logit.
+        presence_penalty: See `rapid.config.SamplingConfig`, as for those up to `grammar`.
+        penalize_documents: Whether a `repetition_penalty` is meant for documents as well.
+        bad_words: Texts that no answer has.
+        include_stop_str_in_output: Whether an answer's text has the stop that ended it.
         model: Name of the model that is asked, for an ingress with several.
         citations: Whether the receipt says where the answers are from.
+        tools: What the answers may call; None for nothing.
+        thinking: How much the model shall think.
+        weight: How many shares of one tenant this one has, where several want work done.
+        ignored: Names of the body's fields that change nothing, for the receipt.
+        prompts: Texts or token ids that answers continue, in place of `messages` and without a
+            chat template; each has `num_choices` answers.
+        adds_special_tokens: Whether a text of `prompts` begins as the tokenizer begins texts.
+        echoes_prompt: Whether an answer begins with its prompt, which may have log-probabilities.
+        priority: Place among the tenant's own requests that wait; the smaller, the sooner.
+        num_known: Leading tokens of the prompt whose log-probabilities are known already.
     """
 
     request_id: str
@@ -181,8 +288,34 @@ class GenerateRequest:
     cache_salt: str = ""
     drawn_seed: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    allowed_token_ids: tuple[int, ...] = ()
+    repetition_penalty: float = 1.0
+    penalize_documents: bool = False
+    min_p: float = 0.0
+    bad_words: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    grammar: str | None = None
     model: str = ""
     citations: bool = False
+    tools: Tools | None = None
+    thinking: ThinkingRequest = ThinkingRequest()
+    weight: int = 1
+    ignored: tuple[str, ...] = ()
+    prompts: tuple[RawPrompt, ...] = ()
+    adds_special_tokens: bool = True
+    echoes_prompt: bool = False
+    num_known: int = 0
+    priority: int = 0
+
+    @property
+    def num_answers(self) -> int:
+        """The number of answers, over all prompts."""
+        return self.num_choices * max(1, len(self.prompts))
 
 
 # --- orchestrator -> engine ---------------------------------------------------------------------
@@ -200,6 +333,11 @@ class Terms:
         is_streamed: Whether the answer is read while it grows.
         request_id: Id of the request in log lines; several requests may have the same.
         answer_id: Id that no other request has: blocks are drafted and judged under the same one.
+        documents: Names of those in its prompts (`rapid.documents.name_text`), for `forget`.
+        weight: How many shares of one tenant this one has, where several want work done.
+        priority: Place among the tenant's own requests that wait; the smaller, the sooner.
+        prompt_set: The tokens of the prompt of the model that answers (`pack_tokens`), where a
+            setting is about them: what the others read is not theirs to count.
     """
 
     tenant: str
@@ -212,6 +350,10 @@ class Terms:
     is_streamed: bool = False
     request_id: str = ""
     answer_id: str = ""
+    documents: frozenset[str] = frozenset()
+    weight: int = 1
+    prompt_set: bytes = b""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +372,7 @@ class LeaseRequest:
         affinity: Name of what the prompt is about; a pool prefers the replica that has read it.
         traceparent: Place in the request's trace (W3C) of the lease's calls; empty if not traced.
         masks: Per choice, positions [a, b) of the prompt that its committed tokens do not see.
+        scored_from: First token of the prompt whose log-probability is wanted; None for none.
     """
 
     lease_id: str
@@ -242,6 +385,7 @@ class LeaseRequest:
     affinity: str = ""
     traceparent: str = ""
     masks: tuple[tuple[int, int], ...] = ()
+    scored_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +393,11 @@ class PrefillReceipt:
     """Confirmation that the prompt's KV is in place.
 
     Attributes:
-        num_tokens: Length of the prompt, in tokens.
-        num_cached_tokens: Tokens of it whose KV was found in a cache.
+        num_tokens: Length of the prompt, of which `num_cached_tokens` were found in a cache.
         kv_cache_dtype: The engine's setting: ``fp8`` where it keeps KV in eight bits.
         scores: Per mask, the model's own log-probability of each committed token; else none.
+        prompt_scores: The model's own log-probabilities of the prompt's tokens, from `scored_from`
+            or the second on; the first has none, since nothing precedes it.
     """
 
     lease_id: str
@@ -260,6 +405,7 @@ class PrefillReceipt:
     num_cached_tokens: int
     kv_cache_dtype: KVCacheDtype = "auto"
     scores: tuple[tuple[float, ...], ...] = ()
+    prompt_scores: tuple[TokenLogprobs, ...] = ()
 
 
 # --- drafter -> target --------------------------------------------------------------------------
@@ -278,6 +424,8 @@ class DraftBlock:
         candidate_ids: Tokens of each proposal [k, m].
         candidate_probs: Probabilities of the candidates, float32 [k, m].
         draft_ms: Milliseconds that drafting took.
+        num_forced: How many of the tokens were the only ones that a grammar allows, and so were
+            drafted without a forward.
         digest: Digest of the request, the choice and its committed text, on which alone the block
             may be judged. None where it is made beside the loop that has it judged.
     """
@@ -290,6 +438,7 @@ class DraftBlock:
     candidate_probs: Float32Array
     draft_ms: float = 0.0
     digest: int | None = None
+    num_forced: int = 0
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -312,16 +461,16 @@ class Verdict:
     """The result of one round: accepted draft tokens and, after a rejection, the corrected token.
 
     Under the rule `exact` a block has no bonus token, so ``len(token_ids)`` is at most the block's
-    length; `paper` adds one to a block that was accepted whole. An end-of-sequence token is the
-    last of ``token_ids`` and sets ``is_finished``; nothing follows it.
+    length, unless a grammar cut it; `paper` adds one to a block that was accepted whole. An
+    end-of-sequence token is the last of ``token_ids`` and sets ``is_finished``; nothing follows it.
 
     Attributes:
         token_ids: Tokens that the round committed.
         num_drafted: Number of drafted tokens in the block; 0 for plain decoding.
         num_accepted: Number of leading tokens of ``token_ids`` that the drafter proposed.
         log_odds: Log odds of drafter against target on the answer so far (``adaptive`` only).
-        draft_ms: Milliseconds that drafting took.
-        verify_ms: Milliseconds that verification took.
+        draft_ms: Milliseconds that drafting took, as `verify_ms` are those of verification.
+        num_forced: See `DraftBlock`.
     """
 
     lease_id: str
@@ -335,6 +484,7 @@ class Verdict:
     log_odds: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
+    num_forced: int = 0
 
     @property
     def origins(self) -> tuple[Origin, ...]:
@@ -355,86 +505,6 @@ class TargetLogits:
     position: int
     logits: Float32Array
     verify_ms: float = 0.0
-
-
-# --- orchestrator -> ingress --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The event that leases are held and the mode is resolved, so that the response may start.
-
-    Attributes:
-        reason: Why it is this mode, in a sentence.
-        cause: The same as one of few words.
-        prompt_tokens: Length of the prompt that is about to be read.
-    """
-
-    mode: Mode
-    reason: str
-    contract: Contract
-    cause: Cause
-    prompt_tokens: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Progress of what an answer waits for: a prefill, or the indexing of its documents.
-
-    Attributes:
-        num_read: Tokens of the prompt that are read, or passages that are embedded.
-        num_all: Tokens of the prompt, or passages as far as they are known; 0 where none is yet.
-        unit: What is counted.
-    """
-
-    num_read: int
-    num_all: int
-    unit: Literal["tokens", "passages"] = "tokens"
-
-
-@dataclass(frozen=True, slots=True)
-class TokenText:
-    """A token as text with its log-probability and those of the best alternatives."""
-
-    text: str
-    logprob: float
-    top: tuple[tuple[str, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceDelta:
-    """What is new in one choice; each kind is a subclass, and a dialect renders those it knows.
-
-    The last delta of a choice is a `TextDelta`, which may be empty, with the finish reason.
-    """
-
-    choice: int
-
-
-@dataclass(frozen=True, slots=True)
-class TextDelta(ChoiceDelta):
-    """New text of one choice, of one or more rounds; the last carries the finish reason.
-
-    Attributes:
-        num_tokens: Tokens that were generated since the last delta of the choice.
-    """
-
-    text: str
-    logprobs: tuple[TokenText, ...] = ()
-    finish_reason: FinishReason | None = None
-    num_tokens: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The event that all choices are complete."""
-
-    receipt: Receipt
-
-
-GenerationEvent = Started | Reading | ChoiceDelta | Finished
-Tell = Callable[[Reading], None]
-"""Function that is told how far something has come."""
 
 
 def as_prompt(token_ids: Sequence[int]) -> Int32Array:

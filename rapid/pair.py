@@ -24,6 +24,7 @@ from typing import Self
 
 from typing_extensions import Unpack
 
+from rapid.answering.answers import join_neighbours
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.request import RequestRun
 from rapid.answering.services import Pools, Services
@@ -38,16 +39,17 @@ from rapid.engines.local_ports import LocalPool, make_engine
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import BadRequest, ConfigurationError, RapidError
 from rapid.estimators import Patience
-from rapid.loop_thread import LoopThread
-from rapid.messages import (
+from rapid.events import (
     LENGTH,
-    Document,
+    CallDelta,
     Finished,
     FinishReason,
     GenerationEvent,
-    Message,
     TextDelta,
+    ThinkingDelta,
 )
+from rapid.loop_thread import LoopThread
+from rapid.messages import Document, Message, ToolCall
 from rapid.receipt import Receipt
 from retrieval import RetrievalConfig, Retriever, open_retriever
 
@@ -60,12 +62,17 @@ class Answer:
     """A complete answer, with the contract under which it was produced.
 
     Attributes:
-        finish_reason: `stop` where the answer ended by itself, `length` where it was cut.
+        finish_reason: `stop` where the answer ended by itself, `length` where it was cut,
+            `tool_calls` where it ended with calls.
+        tool_calls: Its calls of tools, as a `Message` takes them.
+        thinking: What the model thought before it, where that is told apart.
     """
 
     text: str
     finish_reason: FinishReason
     receipt: Receipt
+    tool_calls: tuple[ToolCall, ...] = ()
+    thinking: str = ""
 
 
 class Stream(Iterator[str]):
@@ -83,6 +90,8 @@ class Stream(Iterator[str]):
         self._pair = pair
         self._events = events
         self._pieces: list[str] = []
+        self._calls: list[CallDelta] = []
+        self._thoughts: list[str] = []
         self._finish = LENGTH
         self._taking = threading.Lock()
         self._turn = asyncio.Lock()
@@ -114,8 +123,18 @@ class Stream(Iterator[str]):
                 self._finish = event.finish_reason or self._finish
                 if event.text:
                     return event.text
+            elif isinstance(event, CallDelta):
+                self._calls.append(event)
+            elif isinstance(event, ThinkingDelta):
+                self._thoughts.append(event.text)
             elif isinstance(event, Finished):
-                self.answer = Answer("".join(self._pieces), self._finish, event.receipt)
+                calls = tuple(
+                    ToolCall(each.id, each.name, each.arguments)
+                    for each in join_neighbours(self._calls)
+                    if isinstance(each, CallDelta)
+                )
+                text, thoughts = "".join(self._pieces), "".join(self._thoughts)
+                self.answer = Answer(text, self._finish, event.receipt, calls, thoughts)
                 self.close()
         raise StopIteration
 

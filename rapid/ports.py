@@ -11,7 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rapid.messages import Document, DocumentRef, LeaseRequest, PrefillReceipt, Tell, Verdict
+from rapid.engine_status import LeaseUsage
+from rapid.events import Tell
+from rapid.messages import Document, DocumentRef, LeaseRequest, PrefillReceipt, Verdict
 
 if TYPE_CHECKING:
     from rapid.config import WindowDrafting
@@ -98,6 +100,14 @@ class EngineLease(Protocol):
 
     async def num_read(self) -> int:
         """Return how many tokens of the prompt `prefill` has read so far.
+
+        Raises:
+            RapidError: The engine cannot be asked, or the lease has ended.
+        """
+        ...
+
+    async def settle(self) -> LeaseUsage:
+        """Return what the lease used of its engine since this was last asked.
 
         Raises:
             RapidError: The engine cannot be asked, or the lease has ended.

@@ -1,9 +1,9 @@
 """The two prompts of a request: the full chat for the target, a retrieved one for the drafter.
 
 Both are chats, before templating and tokenizing. The target's is the chat as given, with the
-attached documents at the start of its first user message, so that questions on one document share a
-prefix. The drafter's is the same chat with its long parts replaced, in place, by chunks that are
-retrieved between `plan_drafter_chat` and `drafter_messages`.
+attached documents at the start of its first user message, or of that with which they came, so that
+questions on one document share a prefix. The drafter's is the same chat with its long parts
+replaced, in place, by chunks that are retrieved between `plan_drafter_chat` and `drafter_messages`.
 
 The models in `rapid.embedded` were trained on this exact wording; changing it lowers their
 accuracy.
@@ -49,18 +49,24 @@ class DrafterPlan:
 
 
 def target_messages(
-    messages: Sequence[Message], documents: Sequence[Document]
+    messages: Sequence[Message],
+    documents: Sequence[Document],
 ) -> tuple[Message, ...]:
     """Return the chat with `documents` at the start of its first user message.
+
+    One that came with a later message stands there, so that what was said before keeps its place.
 
     Raises:
         BadRequest: The chat has no user message.
     """
-    place = _first_user(messages)
-    prefix = "".join(f'Document "{each.name}":\n{each.text}\n\n' for each in documents)
-    chat = list(messages)
-    chat[place] = chat[place].after(prefix)
-    return tuple(chat)
+    first = _first_user(messages)
+    places = {name: n for n, each in enumerate(messages) for name in each.documents}
+    prefixes: dict[int, str] = {}
+    for each in documents:
+        place = places.get(each.name, first)
+        told = f'Document "{each.name}":\n{each.text}\n\n'
+        prefixes[place] = prefixes.get(place, "") + told
+    return tuple(each.after(prefixes.get(n, "")) for n, each in enumerate(messages))
 
 
 def plan_drafter_chat(
@@ -76,7 +82,8 @@ def plan_drafter_chat(
     The last user message is kept, or only its end when it is too long. Leading system text is kept
     when it fits a quarter of the budget, and so are the most recent turns that fit the rest of that
     quarter. Older turns become one document, the beginning of a too long last message another, and
-    so does each system text that does not fit.
+    so does each system text that does not fit. Of the results of tools after the last user message,
+    those stay that fit another quarter, the latest first, and each of the others is a document.
 
     Args:
         messages: The chat, with at least one user message.
@@ -130,6 +137,16 @@ def plan_drafter_chat(
     body = [*kept, replace(messages[last], content=question), *messages[last + 1 :]]
     places: list[list[str]] = [[] for _ in body]
     places[_first_user(body)] += attached
+    room = budget_tokens // VERBATIM_SHARE
+    for index in range(len(body) - 1, len(kept), -1):
+        if body[index].role != "tool":
+            continue
+        if (size := count_tokens(body[index].text)) <= room:
+            room -= size
+        else:
+            name = search(f"tool result {body[index].tool_call_id}", body[index].text)
+            places[index].append(name)
+            body[index] = replace(body[index], content="")
     if context := content[: len(content) - len(question)]:
         places[len(kept)].append(search("message", context))
     turns += [DrafterTurn(m, tuple(names)) for m, names in zip(body, places, strict=True)]
@@ -180,11 +197,11 @@ def _last_user(messages: Sequence[Message]) -> int:
 def _recent(turns: Sequence[Message], room: int, count_tokens: CountTokens) -> list[Message]:
     """Return the longest end of `turns` that fits in `room` tokens and begins with a user turn.
 
-    Chat templates expect a conversation to begin with the user.
+    Chat templates expect a conversation to begin with the user, and results behind their calls.
     """
     start = len(turns)
     for index in range(len(turns) - 1, -1, -1):
-        room -= count_tokens(turns[index].text)
+        room -= count_tokens(_tell(turns[index]))
         if room < 0:
             break
         if turns[index].role == "user":
@@ -193,4 +210,8 @@ def _recent(turns: Sequence[Message], room: int, count_tokens: CountTokens) -> l
 
 
 def _transcript(turns: Sequence[Message]) -> str:
-    return "\n\n".join(f"{turn.role}: {turn.text}" for turn in turns)
+    return "\n\n".join(f"{turn.role}: {_tell(turn)}" for turn in turns)
+
+
+def _tell(turn: Message) -> str:
+    return "\n".join(filter(None, (turn.text, *map(str, turn.tool_calls))))

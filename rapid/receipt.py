@@ -29,6 +29,7 @@ Cause = Literal[  # of a mode; metrics have it as a label, so it never holds a n
     "still indexing",
     "retrieval lost",
     "drafter's prompt too long",
+    "target's prompt too long",
     "no drafter",
     "drafter lost",
 ]
@@ -41,6 +42,15 @@ class ChunkUsed:
     id: str
     document: str
     score: float
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPart:
+    """A part of a document, in character offsets, [start, end)."""
+
+    document: str
     start: int
     end: int
 
@@ -100,6 +110,8 @@ class ChoiceStatistics:
         histogram: Drafted rounds by block length: entry i counts those that accepted exactly i
             tokens.
         refreshes: Number of times that the drafter's context was retrieved again.
+        forced: Drafted tokens that were the only ones a grammar allows, and cost no forward.
+        thinking_tokens: Those before the answer, with their marks.
     """
 
     rounds: int
@@ -110,6 +122,8 @@ class ChoiceStatistics:
     completion_tokens: int
     histogram: dict[int, tuple[int, ...]]
     refreshes: int = 0
+    forced: int = 0
+    thinking_tokens: int = 0
 
     @property
     def drafted_rounds(self) -> int:
@@ -134,8 +148,18 @@ class Receipt:
         is_fallback: Whether the mode did not get the drafter or the retrieved text that it needs;
             `reason` says which.
         citations: Where the answers are from, if that was asked for.
+        target_s: Seconds that the answer took of the steps of the target's engine, for the ledger;
+            `drafter_s` of the drafter's, refused drafts included. What earlier answers of the
+            tenant took untold is in it.
+        kv_byte_s: Bytes of KV by the seconds for which it held them, on all engines.
+        left_out: Places in the chat of the messages that the target did not read, as it was too
+            long for its context and was to be shortened.
+        sections: What the target read of documents that do not fit its context; empty if it read
+            all.
         places: File, pages and lines of passages of stored documents, by document, start and end.
         application: Name of the application that answered, where there are two beside each other.
+        ignored: Names of the request's fields that changed nothing.
+        joined_query: What was searched for, if it is the question with those before it.
     """
 
     mode: Mode
@@ -163,5 +187,12 @@ class Receipt:
     kv_cache_dtype: dict[str, KVCacheDtype] = field(default_factory=dict)
     explanation: Explanation | None = None
     citations: Citations | None = None
+    target_s: float = 0.0
+    drafter_s: float = 0.0
+    kv_byte_s: float = 0.0
+    left_out: tuple[int, ...] = ()
+    sections: tuple[ReadPart, ...] = ()
     places: Mapping[tuple[str, int, int], Mapping[str, Any]] = field(default_factory=dict)
     application: str | None = None
+    ignored: tuple[str, ...] = ()
+    joined_query: str | None = None

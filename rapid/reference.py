@@ -32,6 +32,7 @@ class Settings:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
+    min_p: float = 0.0
     rule: str = "exact"  # or paper: what the authors' code samples
     transfer: str = "adaptive"  # or boost, distill, mixture
     eta: float = 10.0
@@ -77,7 +78,8 @@ def softmax(logits: Row, settings: Settings) -> Row:
 
 
 def keep(probs: Row, settings: Settings) -> Row:
-    """Keep the `top_k` best tokens, then the fewest of them that have mass `top_p`."""
+    """Keep tokens from `min_p` of the best on, `top_k` of them, then the fewest of mass `top_p`."""
+    probs = probs * (probs >= settings.min_p * probs.max())
     order = np.argsort(-probs, kind="stable")[: settings.top_k]
     best = probs[order] / probs[order].sum()
     order = order[(np.cumsum(best) - best < settings.top_p) | (settings.top_p == 1)]
@@ -89,8 +91,7 @@ def keep(probs: Row, settings: Settings) -> Row:
 def noise(position: int, purpose: int, count: int, settings: Settings) -> Row:
     """Return uniform numbers, a function of what they are for and not of the order of draws."""
     key = np.array([settings.seed % 2**64, settings.choice << 8 | purpose], dtype=np.uint64)
-    counter = np.array([0, position, 0, 0], dtype=np.uint64)
-    words = np.random.Philox(key=key, counter=counter).random_raw(count)
+    words = np.random.Philox(key=key, counter=[0, position, 0, 0]).random_raw(count)
     return ((words >> np.uint64(11)) + 0.5) * 2.0**-53
 
 
@@ -184,8 +185,7 @@ def generate(
                 told = q if seen is None else (q + softmax(seen[row], settings)) / 2
                 x = block[row] if speculates else None
                 token = judge(x, q, told, logits, log_odds, start + row, settings)
-            tokens.append(token.id)
-            log_odds = token.log_odds
+            tokens, log_odds = [*tokens, token.id], token.log_odds
             yield token
             if not token.is_drafted:
                 break

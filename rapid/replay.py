@@ -41,6 +41,28 @@ class SampledRequest(_Part):
     top_p: float | None = None
     top_k: int | None = None
     logit_bias: dict[int, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    min_tokens: int | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+    bad_words: tuple[str, ...] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    thinking_token_budget: int | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether logits were shaped in ways that a replay does not know."""
+        known = {"temperature", "top_p", "top_k", "min_p", "logit_bias", "repetition_penalty"}
+        names = type(self).model_fields.keys() - known
+        return self.repetition_penalty not in (None, 1) or any(
+            getattr(self, name) for name in names
+        )
 
 
 class ExplainedTokens(_Part):
@@ -109,6 +131,8 @@ def read_receipt(content: str | bytes) -> ReceiptFile:
         raise CannotReplay(
             f"this is no receipt that 'rapid ask --receipt' wrote ({what})"
         ) from None
+    if file.request.is_shaped:
+        raise CannotReplay("the answer follows a grammar or a penalty, or had tools: no replay")
     explain = file.receipt.explain
     if explain is None:
         raise CannotReplay("the receipt has no token ids: ask with rapid.explain 'tokens'")
@@ -302,6 +326,7 @@ def _settings(file: ReceiptFile, choice: int) -> reference.Settings:
         temperature=request.temperature,
         top_k=request.top_k,
         top_p=1.0 if request.top_p is None else request.top_p,
+        min_p=request.min_p or 0.0,
         rule="paper" if receipt.contract == "paper" else "exact",
         transfer=receipt.transfer,
         eta=receipt.eta,

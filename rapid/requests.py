@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import (
@@ -21,17 +21,26 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from rapid.config import MAX_DRAFT, PAPER, Coupling, Finite, Mode, Transfer
+from rapid.config import MAX_DRAFT, PAPER, Coupling, Finite, Mode, TooLong, Transfer
+from rapid.constraints.structured_outputs import (
+    UnusableGrammar,
+    compile_choices,
+    compile_lark,
+    compile_regex,
+    compile_schema,
+)
 from rapid.errors import BadRequest
 from rapid.messages import Document, Message, SpeculationRequest
 
 MAX_STOPS = 4  # as in the API of OpenAI
 MAX_STOP_LENGTH = 1000  # characters of a stop sequence
+MAX_BAD_WORDS = 256  # texts of `bad_words`: each is looked for behind every token
 MAX_NAME = 256  # characters of the names of a model, of a document and of a salt
-_MAX_QUERY = 2**14  # characters: about what the longest embedders read
+MAX_QUERY = 2**14  # characters: about what the longest embedders read
 
 
 def refuse(code: str, message: str) -> NoReturn:
@@ -60,7 +69,7 @@ class Fields(BaseModel):
 class Turn(Fields):
     """A message of the conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text
 
     def as_message(self) -> Message:
@@ -82,10 +91,15 @@ def someone_asks(turns: list[AnyTurn]) -> list[AnyTurn]:
 
 
 class AttachedDocument(Fields):
-    """A document attached to the request."""
+    """A document attached to the request.
+
+    Attributes:
+        message: Number of the user's message with which it came; None for the first one.
+    """
 
     name: Text = Field(min_length=1, max_length=MAX_NAME)
     text: Text
+    message: int | None = Field(None, ge=0)
 
     @field_validator("name")
     @classmethod
@@ -127,7 +141,10 @@ def _as_stops(stop: object) -> object:
 
 
 Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-Stops = Annotated[tuple[Stop, ...] | None, BeforeValidator(_as_stops)]
+Stops = Annotated[
+    tuple[Stop, ...] | None,
+    BeforeValidator(_as_stops, json_schema_input_type=Stop | list[Stop] | None),
+]
 
 
 def _as_biases(given: object) -> object:
@@ -152,7 +169,91 @@ def _as_biases(given: object) -> object:
     return tuple(sorted(biases.items()))
 
 
-Biases = Annotated[tuple[tuple[int, float], ...] | None, BeforeValidator(_as_biases)]
+def _compile(compiler: Callable[[object], str], given_as: Any) -> BeforeValidator:
+    def validate(given: object) -> str | None:
+        try:
+            return None if given is None else compiler(given)
+        except UnusableGrammar as error:
+            refuse("grammar", str(error))
+
+    return BeforeValidator(validate, json_schema_input_type=given_as | None)
+
+
+# As given, and from then on as a grammar.
+Schema = Annotated[str | None, _compile(compile_schema, dict[str, Any])]
+Pattern = Annotated[str | None, _compile(compile_regex, str)]
+Choices = Annotated[str | None, _compile(compile_choices, list[str])]
+Rules = Annotated[str | None, _compile(compile_lark, str)]
+
+
+class NamedSchema(Fields):
+    """The ``json_schema`` of a ``response_format``; `strict` changes nothing: all are enforced."""
+
+    name: Text = Field("", max_length=MAX_NAME)
+    description: Text | None = None
+    schema_: Schema = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Fields):
+    """OpenAI's ``response_format``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_a_schema(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            refuse("json_schema", "must have a json_schema with type 'json_schema', and only then")
+        return self
+
+    @property
+    def grammar(self) -> str | None:
+        """The grammar of the answer; None for any text."""
+        if self.type == "text":
+            return None
+        given = self.json_schema.schema_ if self.json_schema is not None else None
+        return given or compile_schema({"type": "object"})
+
+
+class StructuredOutputs(Fields):
+    """VLLM's ``structured_outputs``, of which exactly one is given."""
+
+    json_: Schema = Field(None, alias="json")
+    regex: Pattern = None
+    choice: Choices = None
+    grammar: Rules = None
+    json_object: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> StructuredOutputs:
+        if sum(getattr(self, name) is not None for name in type(self).model_fields) != 1:
+            names = "json, regex, choice, grammar or json_object"
+            refuse("structured_outputs", f"must have one of {names}")
+        return self
+
+    def as_grammar(self) -> str:
+        """Return the grammar of the answer."""
+        given = self.json_ or self.regex or self.choice or self.grammar
+        return given or compile_schema({"type": "object"})
+
+
+Biases = Annotated[
+    tuple[tuple[int, float], ...] | None,
+    BeforeValidator(_as_biases, json_schema_input_type=dict[str, float] | None),
+]
+
+
+def _as_ids(given: object) -> object:
+    return tuple(given) or None if isinstance(given, list | tuple) else given
+
+
+# Every lease of a request carries them, so that their number is bounded.
+_Ids = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=1024)]
+AllowedIds = Annotated[_Ids | None, BeforeValidator(_as_ids)]
+BadTexts = Annotated[
+    Annotated[tuple[Stop, ...], Field(max_length=MAX_BAD_WORDS)] | None, BeforeValidator(_as_ids)
+]
 
 
 class SamplingFields(Fields):
@@ -165,11 +266,54 @@ class SamplingFields(Fields):
     stop: Stops = Field(None, max_length=MAX_STOPS)
     max_tokens: int | None = Field(None, ge=1)
     logit_bias: Biases = None
+    presence_penalty: Finite | None = Field(None, ge=-2, le=2)
+    frequency_penalty: Finite | None = Field(None, ge=-2, le=2)
+    min_tokens: int | None = Field(None, ge=0)
+    allowed_token_ids: AllowedIds = None
+    repetition_penalty: Finite | None = Field(None, gt=0, le=100)
+    min_p: Finite | None = Field(None, ge=0, le=1)
+    bad_words: BadTexts = None
+    stop_token_ids: AllowedIds = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @field_validator("min_tokens")
+    @classmethod
+    def _is_no_more_than_the_most(cls, given: int | None, info: ValidationInfo) -> int | None:
+        most = info.data.get("max_tokens")
+        if given is not None and most is not None and given > most:
+            refuse("min_tokens", f"is more than max_tokens, {most}")
+        return given
+
+    @field_validator("structured_outputs")
+    @classmethod
+    def _one_form(
+        cls, given: StructuredOutputs | None, info: ValidationInfo
+    ) -> StructuredOutputs | None:
+        other = info.data.get("response_format")
+        if given is not None and other is not None and other.grammar is not None:
+            refuse("structured_outputs", "says the same as response_format: send one of them")
+        return given
+
+    @property
+    def grammar(self) -> str | None:
+        """The grammar of the answer; None for any text."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.as_grammar()
+        return self.response_format.grammar if self.response_format is not None else None
 
     def as_sampling(self, default_temperature: float) -> dict[str, Any]:
         """Return the fields of a `GenerateRequest` that are given, and always a temperature."""
-        fields = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        names = SamplingFields.model_fields.keys() - {"response_format", "structured_outputs"}
+        fields = {name: getattr(self, name) for name in (*names, "grammar")}
         given = {name: value for name, value in fields.items() if value is not None}
+        if "grammar" in given:
+            for name in ("min_tokens", "allowed_token_ids", "bad_words", "ignore_eos"):
+                if given.get(name):
+                    # Where the grammar must end and this must go on, no token would be left.
+                    raise BadRequest(f"{name} contradicts a grammar: leave one out", name)
         return {"temperature": default_temperature} | given
 
 
@@ -184,9 +328,12 @@ class MethodFields(Fields):
     plausibility: Finite | None = Field(None, ge=0, le=1)
     draft_top_k: int | None = Field(None, ge=1)
     retrieval_tokens: int | None = Field(None, ge=1)
-    query: Text | None = Field(None, max_length=_MAX_QUERY)
+    query: Text | None = Field(None, max_length=MAX_QUERY)
     refresh: bool | None = None
+    too_long: TooLong | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     citations: bool | None = None
+    penalize_documents: bool | None = None
 
     @field_validator(*PAPER)
     @classmethod
@@ -216,6 +363,8 @@ class MethodFields(Fields):
             draft_top_k=self.draft_top_k,
             all_draft_tokens=cut_is_off,
             refresh=bool(self.refresh),
+            too_long=self.too_long or "refuse",
+            truncates=self.truncation == "auto",
         )
 
 

@@ -1,10 +1,14 @@
-"""Threads for the long calls of requests: few at once, in the tenants' turns."""
+"""Threads for the long calls of requests: few at once, in the tenants' turns.
+
+Next is the tenant whose calls have taken the fewest seconds (`rapid.fair_queue`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -40,7 +44,7 @@ class Threads:
     ) -> Result:
         """Return what `function` returns in a thread, which is waited for in the tenant's line."""
         await self._turns.enter(tenant)
-        return await self._call(functools.partial(function, *args, **kwargs))
+        return await self._call(tenant, functools.partial(function, *args, **kwargs))
 
     async def run_steps(self, tenant: str, step: Callable[[], bool]) -> None:
         """Call `step` in a thread until it returns false.
@@ -49,22 +53,34 @@ class Threads:
         caller is cancelled, a call that runs is the last.
         """
         await self._turns.enter(tenant)
-        while await self._call(step, keeps_place=True):
+        while await self._call(tenant, step, keeps_place=True):
             await self._turns.give_way(tenant)
         self._turns.leave()
 
-    async def _call(self, function: Callable[[], Result], *, keeps_place: bool = False) -> Result:
-        """Call a function in a thread; its place is left when it has returned.
+    async def _call(
+        self, tenant: str, function: Callable[[], Result], *, keeps_place: bool = False
+    ) -> Result:
+        """Call a function in a thread and charge its time; its place is left when it has returned.
 
         With `keeps_place` it is left only where the call fails or is given up.
         """
         loop = asyncio.get_running_loop()
 
-        def end(_: Future[Result]) -> None:
+        def tell(what: Callable[..., None], *arguments: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(self._turns.leave)
+                loop.call_soon_threadsafe(what, *arguments)
 
-        call = self._threads.submit(function)
+        def measure() -> Result:
+            began = time.perf_counter()
+            try:
+                return function()
+            finally:
+                tell(self._turns.charge, tenant, time.perf_counter() - began)
+
+        def end(_: Future[Result]) -> None:
+            tell(self._turns.leave)
+
+        call = self._threads.submit(measure)
         if not keeps_place:
             call.add_done_callback(end)
         try:

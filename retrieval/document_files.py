@@ -51,7 +51,7 @@ class DocumentFiles:
         self._index = index
         self._ttl_s = ttl_s
         self._clock = clock
-        self._used: dict[Path, float] = {}
+        self._used: dict[DocumentKey, float] = {}
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             (root / index).mkdir(mode=0o700, exist_ok=True)
@@ -102,23 +102,33 @@ class DocumentFiles:
         except OSError as error:
             part.unlink(missing_ok=True)
             raise _unusable(self._root, error) from error
-        self._used.pop(path, None)
+        self._used.pop(key, None)
         self.use([key])
 
     def use(self, keys: Iterable[DocumentKey]) -> None:
         """Note that documents are used now; this writes once in a tenth of the time to live."""
         now = self._clock()
-        for path in map(self._path, keys):
-            if now - self._used.get(path, -self._ttl_s) > _NOTED_SHARE * self._ttl_s:
-                self._used[path] = now
+        for key in keys:
+            if now - self._used.get(key, -self._ttl_s) > _NOTED_SHARE * self._ttl_s:
+                self._used[key] = now
                 with suppress(FileNotFoundError):
-                    os.utime(path, (now, now))
+                    os.utime(self._path(key), (now, now))
 
     def remove(self, key: DocumentKey) -> None:
         """Remove a document from every index of the folder."""
-        self._used.pop(self._path(key), None)
+        self._used.pop(key, None)
         for path in self._root.glob(f"*/{self._path(key).name}"):
             path.unlink(missing_ok=True)
+
+    def remove_text(self, key: DocumentKey) -> int:
+        """Remove all documents whose ids begin with this one and a dash; return their number."""
+        paths = [*self._root.glob(f"*/{_name_of(key)}-*{_SUFFIX}")]
+        for path in paths:
+            path.unlink(missing_ok=True)
+        for tenant, id_ in [*self._used]:
+            if (tenant, id_.rpartition("-")[0]) == key:
+                del self._used[tenant, id_]
+        return len(paths)
 
     def close(self) -> None:
         """Let another process have the folder."""
@@ -132,8 +142,13 @@ class DocumentFiles:
                 path.unlink()
 
     def _path(self, key: DocumentKey) -> Path:
-        name = blake2b("\0".join(key).encode(), digest_size=16).hexdigest()
+        text_id, _, rest = key[1].rpartition("-")
+        name = f"{_name_of((key[0], text_id))}-{_name_of(('', rest))}"
         return self._root / self._index / f"{name}{_SUFFIX}"
+
+
+def _name_of(key: DocumentKey) -> str:
+    return blake2b("\0".join(key).encode(), digest_size=16).hexdigest()
 
 
 def _unusable(root: Path, error: OSError) -> StoreUnavailable:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from rapid.errors import RetrievalPending
-from rapid.messages import Document, DocumentRef, Reading, Tell
+from rapid.events import Reading, Tell
+from rapid.messages import Document, DocumentRef
 from retrieval.chunking import Chunk, TokenOffsets, chunk_text
 from retrieval.embedding import Embedder, Embedding
 from retrieval.retrieval_errors import EmbedderFailed
@@ -136,7 +137,7 @@ async def wait_for(entries: Sequence[Entry], wait_s: float | None, tell: Tell | 
     Raises:
         RetrievalPending: It takes longer than `wait_s` seconds.
     """
-    waiting = {entry.indexing for entry in entries}
+    waiting = {entry.indexing for entry in entries if entry.stored is None}
     try:
         async with asyncio.timeout(wait_s):
             while waiting:
@@ -152,11 +153,19 @@ async def wait_for(entries: Sequence[Entry], wait_s: float | None, tell: Tell | 
 
 
 def key_of(tenant: str, document: DocumentRef) -> tuple[str, str]:
-    """Return the tenant and the id of a document."""
+    """Return the tenant and the id of a document, which begins with that of its text."""
+    cut = () if document.chunk_tokens is None else (str(document.chunk_tokens),)
+    return tenant, f"{text_id_of(tenant, document.digest)}-{_hash(document.name, *cut)}"
+
+
+def text_id_of(tenant: str, digest: str) -> str:
+    """Return what the ids of all documents with a tenant's text begin with, before a dash."""
+    return f"doc-{_hash(tenant, digest)}"
+
+
+def _hash(*parts: str) -> str:
     digest = hashlib.blake2b(digest_size=12)
-    for part in (tenant, document.name, document.digest):
+    for part in parts:
         encoded = part.encode("utf-8", "surrogatepass")
         digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    if document.chunk_tokens is not None:
-        digest.update(document.chunk_tokens.to_bytes(8, "big"))
-    return tenant, f"doc-{digest.hexdigest()}"
+    return digest.hexdigest()

@@ -19,7 +19,7 @@ from retrieval.document_files import DocumentFiles, DocumentKey
 from retrieval.embedding import Embedding, SparseVector, VectorSpace, check_space
 from retrieval.ranking import NOT_FOUND, fuse, rank
 from retrieval.settings import LocalStoreConfig
-from retrieval.store import StoredDocument
+from retrieval.store import StoredDocument, is_of_text
 
 _CHUNK_FIELDS = tuple(field.name for field in fields(Chunk))
 
@@ -120,44 +120,60 @@ class LocalChunkStore:
     def _search(
         self, documents: Sequence[_Vectors], query: Embedding, limit: int, floor: float
     ) -> list[RetrievedChunk]:
-        chunks = [chunk for each in documents for chunk in each.chunks]
+        ends = np.cumsum([len(each.chunks) for each in documents], dtype=np.intp)
         cosines: NDArray[np.float64] | None = None
-        if not chunks:
+        if not documents or not ends[-1]:
             return []
         if query.dense is not None:
             dense = [each.dense @ query.dense for each in documents if each.dense is not None]
             cosines = np.concatenate(dense).astype(np.float64)
             best = rank(np.where(cosines >= floor, cosines, NOT_FOUND))
             if query.sparse is not None and query.sparse.terms:
-                by_words = rank(self._by_words(documents, query.sparse))
-                best = fuse(best, by_words, len(chunks), self._space.sparse_weight)
+                by_words = rank(self._by_words(documents, query.sparse, ends))
+                best = fuse(best, by_words, int(ends[-1]), self._space.sparse_weight, limit)
         else:
             assert query.sparse is not None
-            scores = self._by_words(documents, query.sparse)
+            scores = self._by_words(documents, query.sparse, ends)
             best = rank(np.where(scores >= floor, scores, NOT_FOUND))
-        return [
-            RetrievedChunk(
-                **asdict(chunks[place]),
-                score=float(score),
-                cosine=None if cosines is None else float(cosines[place]),
-            )
-            for place, score in zip(best.places[:limit], best.scores[:limit], strict=True)
-        ]
+        found = []
+        for place, score in zip(best.places[:limit], best.scores[:limit], strict=True):
+            at = ends.searchsorted(place, "right")
+            chunk = documents[at].chunks[place - ends[at]]  # counted from its document's end
+            cosine = None if cosines is None else float(cosines[place])
+            found.append(RetrievedChunk(**asdict(chunk), score=float(score), cosine=cosine))
+        return found
 
-    def _by_words(self, documents: Sequence[_Vectors], query: SparseVector) -> NDArray[np.float64]:
-        """Return the products of term weights, of chunks that share a term with the query."""
-        found = [each.terms.find(query.terms) for each in documents]
-        idf = np.ones(len(query.terms))
+    def _by_words(
+        self, documents: Sequence[_Vectors], query: SparseVector, ends: NDArray[np.intp]
+    ) -> NDArray[np.float64]:
+        """Return the products of term weights, of chunks that share a term with the query.
+
+        Args:
+            documents: The documents.
+            query: The weights of the query's terms.
+            ends: The number of chunks of all documents to each one's end.
+        """
+        numbers = np.array(query.terms, np.uint32)
+        indexes = [each.terms for each in documents]
+        firsts = np.array([each.terms.searchsorted(numbers, "left") for each in indexes])
+        lasts = np.array([each.terms.searchsorted(numbers, "right") for each in indexes])
+        lengths = lasts - firsts  # [documents, terms]
+        idf = np.ones(len(numbers))
         if self._space.idf:  # counted over these documents, by Qdrant's formula
-            total = sum(each.terms.num_rows for each in documents)
-            counts = np.sum([ends - firsts for firsts, ends in found], axis=0)
+            total, counts = sum(each.num_rows for each in indexes), lengths.sum(axis=0)
             idf = np.log((total - counts + 0.5) / (counts + 0.5) + 1)
-        factors = idf * query.weights
-        scores = [
-            each.terms.multiply(*spans, factors, len(each.chunks))
-            for each, spans in zip(documents, found, strict=True)
-        ]
-        return np.concatenate(scores)
+        which, term = np.nonzero(lengths)
+        num_chunks = int(ends[-1])
+        if not len(which):
+            return np.full(num_chunks, NOT_FOUND)
+        spans = [*zip(which, firsts[which, term], lasts[which, term], strict=True)]
+        lengths = lengths[which, term]
+        rows = np.concatenate([indexes[each].rows[first:last] for each, first, last in spans])
+        rows = rows + np.repeat(np.concatenate([[0], ends])[which], lengths)
+        weights = np.concatenate([indexes[each].weights[first:last] for each, first, last in spans])
+        parts = weights * np.repeat((idf * query.weights)[term], lengths)
+        sums = np.bincount(rows, weights=parts, minlength=num_chunks)
+        return np.where(np.bincount(rows, minlength=num_chunks) > 0, sums, NOT_FOUND)
 
     async def evict(self, tenant: str, document_id: str) -> None:
         """Free a document's memory; its file stays."""
@@ -168,6 +184,14 @@ class LocalChunkStore:
         key = tenant, document_id
         self._documents.pop(key, None)
         await self._file(lambda files: files.remove(key))
+
+    async def delete_text(self, tenant: str, text_id: str) -> int:
+        """Delete all documents of a text; see `ChunkStore.delete_text`."""
+        keys = [key for key in self._documents if is_of_text(key, tenant, text_id)]
+        for key in keys:
+            del self._documents[key]
+        removed = await self._file(lambda files: files.remove_text((tenant, text_id)))
+        return max(removed or 0, len(keys))
 
     async def close(self) -> None:
         """Free the memory of all documents, and let another process have their files."""
@@ -202,26 +226,6 @@ class _TermIndex:
         rows = np.repeat(np.arange(len(vectors), dtype=np.int32), lengths)
         order = np.argsort(terms, kind="stable")
         return cls(terms[order], rows[order], weights[order], sum(map(bool, lengths)))
-
-    def find(self, terms: Sequence[int]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return where the weights of each term begin and end."""
-        numbers = np.array(terms, np.uint32)
-        return self.terms.searchsorted(numbers, "left"), self.terms.searchsorted(numbers, "right")
-
-    def multiply(
-        self,
-        firsts: NDArray[np.intp],
-        ends: NDArray[np.intp],
-        factors: NDArray[np.float64],
-        num_chunks: int,
-    ) -> NDArray[np.float64]:
-        """Return each chunk's sum of ``factor * weight``; `NOT_FOUND` where it has no such term."""
-        lengths = ends - firsts
-        at = np.arange(lengths.sum()) + np.repeat(ends - np.cumsum(lengths), lengths)
-        rows = self.rows[at]
-        parts = self.weights[at] * np.repeat(factors, lengths)
-        sums = np.bincount(rows, weights=parts, minlength=num_chunks)
-        return np.where(np.bincount(rows, minlength=num_chunks) > 0, sums, NOT_FOUND)
 
 
 @dataclass(frozen=True, slots=True)

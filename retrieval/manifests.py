@@ -13,6 +13,10 @@ of its document and deleted after the last one: what a killed retriever leaves e
 A claim is taken by one conditional write, which Qdrant applies to a point as a whole, and read
 back. Should two retrievers hold one all the same (their clocks differ, or a replica of Qdrant
 lags), both write the same points. Times are seconds since the epoch by the retrievers' clocks.
+
+Why not as jobs of the library's database: most documents come with a request and are in no library,
+and a set-up may have none. A claim beside its points is lost, restored and away only together with
+them. Files have their jobs, so that of those one worker claims a document here anyway.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ CLAIM_S = 15.0  # longest wait for a document whose retriever died while it was 
 
 _CLAIMED, _COMPLETE = "claimed", "complete"  # states
 _REFRESHED_SHARE = 0.1  # of the time to live, between two writes of a document's use
+_LISTED_AT_ONCE = 1000  # documents of one answer of the server
 _EXPIRED_AT_ONCE = 100  # documents that one look-up of a sweep returns
 
 
@@ -112,6 +117,27 @@ class Manifests:
             )
         payloads = [point.payload or {} for point in points]
         return [(each["tenant"], each["manifest_of"]) for each in payloads]
+
+    async def list_documents(self, tenant: str) -> list[str]:
+        """Return the ids of all documents of a tenant, of every index, complete or not."""
+        found: list[str] = []
+        is_manifest = qm.Filter(
+            must=[_equals("tenant", tenant)],
+            must_not=[qm.IsEmptyCondition(is_empty=qm.PayloadField(key="manifest_of"))],
+        )
+        offset: Any = None
+        with self._collection.errors_named():
+            while True:
+                points, offset = await self._collection.client.scroll(
+                    self._collection.name,
+                    scroll_filter=is_manifest,
+                    limit=_LISTED_AT_ONCE,
+                    offset=offset,
+                    with_payload=["manifest_of"],
+                )
+                found += [(point.payload or {})["manifest_of"] for point in points]
+                if offset is None:
+                    return found
 
     async def delete(self, tenant: str, document_id: str, *, if_expired: bool = False) -> None:
         """Delete a manifest; with `if_expired`, only if nobody has claimed or used it since."""

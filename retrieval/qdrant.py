@@ -112,7 +112,8 @@ class QdrantCollection:
         best = rankings[0]
         cosines = {} if query.dense is None else best.by_name(in_order)
         if len(rankings) > 1:
-            best = fuse(rankings[0], rankings[1], len(in_order), self._space.sparse_weight)
+            weight = self._space.sparse_weight
+            best = fuse(rankings[0], rankings[1], len(in_order), weight, limit)
         chosen = dict(islice(best.by_name(in_order).items(), limit))
         payloads = await self._payloads(scope, list(chosen))
         kept = [id_ for id_ in chosen if id_ in payloads]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,8 @@ _RRF_CONSTANT = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
 # different last digit in a different row (4e-7 of the score at 1,024 dimensions).
 _RELATIVE_ROUNDING = 1e-5
 _ABSOLUTE_ROUNDING = 1e-6  # the same for scores near 0
+
+_HEARD_SHARE = 0.5  # of the best score: a document whose best chunk has it is heard
 
 NOT_FOUND = -np.inf
 """The score of a chunk that a search does not find."""
@@ -48,23 +50,30 @@ def rank(scores: NDArray[np.float64]) -> Ranking:
         scores: The score of every chunk, or `NOT_FOUND`.
     """
     places = np.flatnonzero(scores > NOT_FOUND)
-    places = places[np.argsort(-scores[places], kind="stable")]
+    places = places[np.argsort(-scores[places])]
     falling = scores[places]
     sizes = np.abs(falling)
     rounding = _RELATIVE_ROUNDING * np.maximum(sizes[1:], sizes[:-1])
     differs = falling[:-1] - falling[1:] > np.maximum(rounding, _ABSOLUTE_ROUNDING)
     is_first = np.concatenate([np.ones(min(1, len(places)), bool), differs])
     chains = np.cumsum(is_first) - 1
-    return Ranking(places[np.lexsort((places, chains))], falling[is_first][chains])
+    # One sort of numbers is five times as quick as `lexsort`.
+    in_order = np.sort(chains * len(scores) + places) % max(1, len(scores))
+    return Ranking(in_order, falling[is_first][chains])
 
 
 def fuse(
-    by_meaning: Ranking, by_words: Ranking, num_chunks: int, sparse_weight: float | None
+    by_meaning: Ranking,
+    by_words: Ranking,
+    num_chunks: int,
+    sparse_weight: float | None,
+    limit: int,
 ) -> Ranking:
     """Rank chunks by a dense and a sparse ranking together; see `ChunkStore.search`.
 
     Only chunks with a dense score count. Rankings of `num_chunks` chunks are fused by reciprocal
-    rank where there is no weight: score ``sum of 1 / (60 + rank)``, ranks from zero.
+    rank where there is no weight: score ``sum of 1 / (60 + rank)``, ranks from zero. What comes
+    after the first `limit` may be left out.
     """
     fused = np.full(num_chunks, NOT_FOUND)
     fused[by_meaning.places] = 0.0
@@ -76,7 +85,10 @@ def fuse(
         return rank(fused)
     for each in (by_meaning, words):
         fused[each.places] += 1 / (_RRF_CONSTANT + np.arange(len(each.places)))
-    places = np.sort(by_meaning.places)
+    least = NOT_FOUND
+    if limit < len(by_meaning.places):
+        least = np.partition(fused, num_chunks - limit)[num_chunks - limit]
+    places = np.flatnonzero(fused >= least if least > NOT_FOUND else fused > NOT_FOUND)
     places = places[np.argsort(-fused[places], kind="stable")]
     return Ranking(places, fused[places])
 
@@ -86,22 +98,34 @@ def select(
 ) -> list[RetrievedChunk]:
     """Choose the chunks that make up the context, and return them in document order.
 
-    In order of score, a chunk that still fits is taken and one that does not is skipped, as is one
-    that repeats a text already taken.
+    First each document is heard whose best chunk is good, by that chunk, best first and within half
+    of the budget. Then, in order of score, a chunk that still fits is taken and one that does not
+    is skipped, as is one that repeats a text already taken.
 
     Args:
         ranked: Chunks above the floor; equal scores keep their order.
         budget_tokens: The most tokens in total, separators not counted.
         document_ids: The order of the documents in the result; other documents follow.
     """
+    falling = sorted(ranked, key=lambda chunk: -chunk.score)
     chosen: list[RetrievedChunk] = []
     seen: set[str] = set()
-    left = budget_tokens
-    for chunk in sorted(ranked, key=lambda chunk: -chunk.score):
-        text = " ".join(chunk.text.split())
-        if chunk.num_tokens <= left and text not in seen:
-            chosen.append(chunk)
-            seen.add(text)
-            left -= chunk.num_tokens
+
+    def take(chunks: Iterable[RetrievedChunk], budget_tokens: int) -> None:
+        left = budget_tokens - sum(chunk.num_tokens for chunk in chosen)
+        for chunk in chunks:
+            text = " ".join(chunk.text.split())
+            if chunk.num_tokens <= left and text not in seen:
+                chosen.append(chunk)
+                seen.add(text)
+                left -= chunk.num_tokens
+
+    firsts: dict[str, RetrievedChunk] = {}
+    for chunk in falling:
+        if chunk.score >= _HEARD_SHARE * falling[0].score:
+            firsts.setdefault(chunk.document_id, chunk)
+    if len(firsts) > 1:
+        take(firsts.values(), budget_tokens // 2)
+    take(falling, budget_tokens)
     place = {document_id: index for index, document_id in enumerate(document_ids)}
     return sorted(chosen, key=lambda c: (place.get(c.document_id, len(place)), c.start))

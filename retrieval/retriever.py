@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -14,21 +15,23 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from rapid.errors import RetrievalPending, UnknownDocument
-from rapid.messages import Document, DocumentRef, Tell
+from rapid.events import Tell
+from rapid.messages import Document, DocumentRef
 from rapid.threads import Threads
 from retrieval.chunking import TokenOffsets, hf_token_offsets
 from retrieval.context import RetrievalTimings, RetrievedContext
 from retrieval.embedders import make_embedder
-from retrieval.embedding import Embedder
-from retrieval.indexing import Entry, Passages, key_of, wait_for
+from retrieval.embedding import Embedder, Embedding
+from retrieval.indexing import Entry, Passages, key_of, text_id_of, wait_for
 from retrieval.ranking import select
 from retrieval.retrieval_errors import ChunksMissing, StoreUnavailable
 from retrieval.settings import RetrievalConfig, ServerStoreConfig
-from retrieval.store import ChunkStore
+from retrieval.store import ChunkStore, is_of_text
 
 _log = logging.getLogger(__name__)
 
 _DOCUMENTS_AT_ONCE = 2  # more threads would keep the interpreter from health checks
+_TEXTS_AT_ONCE = 16  # of a request for vectors, between two turns of tenants
 _MOST_WAITING = 64  # requests: up to 64 MB of text at a million characters each
 
 
@@ -64,6 +67,11 @@ class Retriever:
     def outage(self) -> str | None:
         """Why nothing can be retrieved now; None if, as far as is known, everything can."""
         return self._store.outage
+
+    @property
+    def has_dense_vectors(self) -> bool:
+        """Whether its embedder makes any."""
+        return self._embedder.space.dense_size is not None
 
     @property
     def num_indexing(self) -> int:
@@ -169,8 +177,46 @@ class Retriever:
             ),
         )
 
-    async def forget(self, tenant: str, document_id: str) -> None:
-        """Delete a document from cache and store; one that neither has is passed over."""
+    async def embed(
+        self, tenant: str, texts: Sequence[str], query: str | None = None
+    ) -> tuple[list[Embedding], Embedding | None]:
+        """Return the vectors of texts, and of a query if there is one.
+
+        The tenant's turns are those of its documents, a few texts at a time.
+
+        Raises:
+            RetrievalPending: If too many requests wait.
+            EmbedderFailed: If the embedding model raises.
+        """
+        found: list[Embedding] = []
+        coming = iter(self._embedder.embed_passages(texts))
+
+        def embed_some() -> bool:
+            some = [*itertools.islice(coming, _TEXTS_AT_ONCE)]
+            found.extend(some)
+            return len(some) == _TEXTS_AT_ONCE
+
+        with self._place(tenant):
+            await self._threads.run_steps(tenant, embed_some)
+        if query is None:
+            return found, None
+        loop = asyncio.get_running_loop()
+        asked = loop.run_in_executor(self._queries, self._embedder.embed_query, query)
+        return found, await asked
+
+    async def forget_text(self, tenant: str, digest: str) -> int:
+        """Delete all documents with a tenant's text, whatever their names and their cut are.
+
+        Returns their number.
+        """
+        text_id = text_id_of(tenant, digest)
+        keys = [key for key in self._entries if is_of_text(key, tenant, text_id)]
+        for key in keys:
+            await self.forget(*key)
+        return max(await self._store.delete_text(tenant, text_id), len(keys))
+
+    async def forget(self, tenant: str, document_id: str) -> bool:
+        """Delete a document from cache and store; return whether it was known here."""
         key = (tenant, document_id)
         entry = self._entries.get(key)
         if entry is not None and not entry.indexing.done():
@@ -178,6 +224,7 @@ class Retriever:
         if self._entries.get(key) is entry:
             self._entries.pop(key, None)
             await self._store.delete(tenant, document_id)
+        return entry is not None
 
     async def close(self) -> None:
         """Cancel indexing in progress and close the store."""
@@ -227,6 +274,12 @@ class Retriever:
         if all(entry.stored is not None for entry in entries):
             yield
             return
+        with self._place(tenant):
+            yield
+
+    @contextmanager
+    def _place(self, tenant: str) -> Iterator[None]:
+        """Count a request that has to wait, or raise RetrievalPending if there is no room."""
         # One tenant fills half of the room at most, a second one half of the rest, and so on.
         if self._waiting[tenant] >= _MOST_WAITING - self._waiting.total():
             raise RetrievalPending("Too many documents wait to be indexed; ask again later.")

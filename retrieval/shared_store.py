@@ -22,7 +22,7 @@ from retrieval.manifests import CLAIM_S, Manifests, chunk_point_ids
 from retrieval.qdrant import QdrantCollection
 from retrieval.retrieval_errors import ChunksMissing, RetrievalError, StoreUnavailable
 from retrieval.settings import ServerStoreConfig
-from retrieval.store import StoredDocument
+from retrieval.store import StoredDocument, is_of_text
 
 _log = logging.getLogger(__name__)
 
@@ -201,6 +201,21 @@ class SharedChunkStore:
         async with self._server():
             await self._collection.delete(tenant, self._document_key(document_id))
             await self._manifests.delete(tenant, self._document_key(document_id))
+
+    async def delete_text(self, tenant: str, text_id: str) -> int:
+        """Delete all documents of a text for all retrievers; see `ChunkStore.delete_text`."""
+        for key in [key for key in self._point_ids if is_of_text(key, tenant, text_id)]:
+            del self._point_ids[key]
+        async with self._server():
+            named = [
+                each
+                for each in await self._manifests.list_documents(tenant)
+                if is_of_text((tenant, each.rpartition("/")[2]), tenant, text_id)
+            ]
+            for each in named:
+                await self._collection.delete(tenant, each)
+                await self._manifests.delete(tenant, each)
+        return len(named)
 
     async def close(self) -> None:
         """Disconnect; what was added stays for the others."""

@@ -27,6 +27,11 @@ class StoredDocument:
     num_tokens: int
 
 
+def is_of_text(key: tuple[str, str], tenant: str, text_id: str) -> bool:
+    """Return whether a document, as tenant and id, is one of a tenant's text."""
+    return key[0] == tenant and key[1].startswith(f"{text_id}-")
+
+
 class ChunkStore(Protocol):
     """A store of many tenants' chunks, in which tenants are isolated from each other.
 
@@ -107,6 +112,13 @@ class ChunkStore(Protocol):
 
     async def delete(self, tenant: str, document_id: str) -> None:
         """Delete a document; deleting one that does not exist has no effect."""
+        ...
+
+    async def delete_text(self, tenant: str, text_id: str) -> int:
+        """Delete all documents whose ids begin with this and a dash, of every index.
+
+        Returns their number.
+        """
         ...
 
     async def close(self) -> None:

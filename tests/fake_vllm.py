@@ -31,6 +31,7 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     max_tokens: int | None = 16
     logprobs: int | None = None
     stop_token_ids: list[int] | None = None
@@ -145,6 +146,7 @@ class AsyncLLMEngine:
             logits[token] += bias
         if asked.temperature > 0:
             logits /= np.float32(asked.temperature)
+            logits[np.exp(logits - logits.max()) < asked.min_p] = -np.inf
             if 0 < asked.top_k < len(logits):
                 logits[logits < np.sort(logits)[-asked.top_k]] = -np.inf
             order = np.argsort(-logits, kind="stable")

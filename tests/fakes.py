@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rapid.config import EngineConfig
-from rapid.engine_status import EngineStatus
+from rapid.engine_status import EngineStatus, Erasure, LeaseUsage
 from rapid.engines.kv.cache import PageTable
 from rapid.engines.kv.sequences import Sequence
 from rapid.errors import EngineFailed, LeaseNotFound, OutOfStep, PromptTooLong
@@ -114,6 +114,13 @@ class FakeEngine:
     def num_read(self, lease_id: str) -> int:
         self._lease(lease_id)
         return 0
+
+    async def forget(self, documents: object) -> tuple[Erasure, ...]:
+        return (Erasure("nothing"),)  # it computes no KV
+
+    def settle(self, lease_id: str) -> LeaseUsage:
+        self._lease(lease_id)
+        return LeaseUsage(0.25, 1000.0)
 
     async def draft(
         self, lease_id: str, choice: int, verdict: Verdict | None, num_tokens: int

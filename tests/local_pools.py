@@ -20,12 +20,13 @@ from cluster.leases import LeasingReplica
 from deployments.config.serve_config import ServeConfig
 from deployments.orchestrator.ray_services import RayServices
 from deployments.pools.engine_actor import EngineActor
-from rapid.answering.request import RequestRun
+from rapid.answering.raw_prompts import answer_prompts
 from rapid.checkpoints.text import ChatText
 from rapid.config import SERVED_DRAFTINGS, EngineConfig, ServedDrafting
 from rapid.engines.kv.cache import PagePool
 from rapid.engines.kv.lease_ledger import LeaseLedger
-from rapid.messages import GenerateRequest, GenerationEvent, LeaseRequest, Reading
+from rapid.events import GenerationEvent, Reading
+from rapid.messages import GenerateRequest, LeaseRequest
 from retrieval import RetrievedChunk
 from tests.fakes import FakeEngine
 from tests.ray_cluster import FAKE_CONFIG
@@ -277,7 +278,7 @@ class LocalApplication:
         self._services = RayServices(self.target, *handles, text, text).under(self.config)  # type: ignore[arg-type]
 
     def generate(self, request: GenerateRequest) -> Any:
-        return RequestRun(self._services, request).events()
+        return answer_prompts(self._services, request)
 
     async def answered(
         self, request: GenerateRequest, *, target_dies_after: int | None = None

@@ -29,6 +29,7 @@ SMALLEST = {
     "benchmarks.decoding.decode": "--quick --cases 1",
     "benchmarks.decoding.determinism": "--quick",
     "benchmarks.decoding.planned": "--quick",
+    "benchmarks.decoding.grammars": "--quick",
     "benchmarks.engine.cpu_attention": "--quick",
     "benchmarks.engine.first_token": "--lengths 1024 --repeats 1",
     "benchmarks.engine.kernel_resources": "--quick",
@@ -37,11 +38,15 @@ SMALLEST = {
     "benchmarks.engine.step_counts": "",
     "benchmarks.engine.scheduling": "--prompt 512 --repeats 1",
     "benchmarks.method.cited_answers": "--quick",
+    "benchmarks.method.follow_ups": "--quick",
     "benchmarks.gpu": "--smoke --minutes 0.1",
     "benchmarks.pictures.readme_pictures": "",
     "benchmarks.pictures.request_trace": "",
     "benchmarks.pictures.transfer_picture": "",
+    "benchmarks.serving.fairness": "--seconds 5 --repeats 1",
     "benchmarks.serving.fleet": "--quick --seconds 5",
+    "benchmarks.serving.quotas": "--quick",
+    "benchmarks.serving.stored_documents": "--quick --repeats 1",
     "benchmarks.serving.rounds": "--rounds 40 --repeats 1",
     "rapid check-config": "serve_config.yaml",
     "rapid eval": "--list",
@@ -75,8 +80,11 @@ FOR_HELP = {
     "rapid models path": _HUB,
     "rapid replay": "needs a receipt; tests/rapid/test_replay.py makes one",
     "rapid serve": "runs until it is stopped; tests/end_to_end/test_lost_ray.py does",
+    "tests.clients": "installs clients",
+    "tests.compliance": "needs a checkout of the suite",
     "tests.faults": _MINUTES,
     "tests.mutants": _MINUTES,
+    "tests.security": _MINUTES,
 }
 _HELP = """
 import contextlib, io, json, runpy, sys, warnings
@@ -144,8 +152,15 @@ def test_every_command_tells_of_the_options_that_a_page_names(copy: Path) -> Non
     assert {name: options for name, options in unknown.items() if options} == {}
 
 
+def _starts_ray(name: str) -> bool:
+    return name.startswith("benchmarks.serving.")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=pytest.mark.ray) if _starts_ray(each) else each for each in SMALLEST],
+)
 def test_the_smallest_form_of_a_command_runs(name: str, copy: Path) -> None:
     program, *words = name.split()
     rapid = str(Path(sys.executable).parent / "rapid")

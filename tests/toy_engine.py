@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from rapid.config import EngineConfig
-from rapid.engine_status import EngineStatus
+from rapid.engine_status import EngineStatus, LeaseUsage
 from rapid.engines.kv.cache import PagePool
 from rapid.engines.kv.lease import Lease
 from rapid.engines.kv.lease_ledger import LeaseLedger
@@ -192,6 +192,9 @@ class ToyEngine:
             await _sleep(piece_s)
             self._lease(toy.request.lease_id).lease.num_read = num_tokens * piece // 8
         return PrefillReceipt(toy.request.lease_id, num_tokens, 0)
+
+    def settle(self, lease_id: str) -> LeaseUsage:
+        return self.ledger.settle(self._lease(lease_id).request.lease_id)
 
     def num_read(self, lease_id: str) -> int:
         return self._lease(lease_id).lease.num_read

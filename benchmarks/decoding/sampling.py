@@ -53,6 +53,7 @@ SAMPLINGS = {
     "greedy": SamplingConfig(temperature=0),
     "top_p 0.9": SamplingConfig(seed=1, top_p=0.9),
     "top_k 50": SamplingConfig(seed=1, top_k=50),
+    "min_p 0.05": SamplingConfig(seed=1, min_p=0.05),
 }
 
 

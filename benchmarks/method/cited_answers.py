@@ -1,6 +1,6 @@
-"""Precision and recall of citations by kind of evidence, on generated documents.
+"""Precision and recall of citations by kind of evidence, on generated documents or on real text.
 
-    python -m benchmarks.method.cited_answers [--items 120]
+    python -m benchmarks.method.cited_answers [--items 120] [--text]
 
 Half of the items choose the thresholds (`rapid.citing.copies.CitingRule`), the other half judges.
 An item is a document of 1,000 tokens, a question, and five answers, whose sources are known:
@@ -11,13 +11,18 @@ An item is a document of 1,000 tokens, a question, and five answers, whose sourc
 * `reworded`: the words of the right answer, in another order.
 * `foreign`, `foreign short`: the arbitrary answer to a question that the document does not answer.
 
+With `--text` sixty questions on documentation and licences judge the thresholds as they are. Both
+models are SmolLM2-135M, which answers from what is retrieved; a statement of it that has the right
+answer is from the evidence. `quoted` is the evidence itself, `foreign` that of another document.
+
 Right is a citation of `copied` that overlaps the sentence which the statement is from; one of
 `needed` or `present`, if the passage overlaps it, and one is missing where a passage holds all of
 it. `copied` is judged on all answers but `reworded`. `needed` is judged on all statements, also
-where they are copied; what is missing is counted for `model` alone, as the embedded drafter knows
-no other wording. `present` is judged on all but `model` and `short`, as if nothing else was
-found. The drafter's rows are counted for `model`: those of its prompt and of one reading of the
-answer, and those of the masks where something is not copied, as a server measures, and everywhere.
+where they are copied; what is missing is counted for `model` and `quoted` alone, as the embedded
+drafter knows no other wording. `present` is judged on all but `model` and `short`, as if nothing
+else was found. The drafter's rows are counted for `model`: those of its prompt and of one reading
+of the answer, and those of the masks where something is not copied, as a server measures, and
+everywhere.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, product
 from typing import Any
@@ -35,8 +40,10 @@ import numpy as np
 import rapid
 from benchmarks.reporting import keep, settings, table
 from evaluation.items import Item
+from evaluation.loaders import real_text
 from evaluation.loaders.generated import load
 from evaluation.tasks import Source
+from evaluation.texts.text_questions import holds
 from rapid.answering.citing import CompleteAnswer
 from rapid.answering.prompting import DrafterPrompt, RequestPrompts
 from rapid.checkpoints.text import ChatText
@@ -51,7 +58,8 @@ from rapid.messages import Float32Array, GenerateRequest, LeaseRequest, Terms
 from rapid.ports import Passage
 from retrieval import RetrievalConfig, open_retriever
 
-TOKENS = 1000  # of a document
+TOKENS = 1000  # of a generated document
+REAL_MODEL = "smollm2-135m"
 RETRIEVAL = RetrievalConfig(chunk_tokens=64, budget_tokens=320)  # as `rapid.open` has it
 
 
@@ -78,14 +86,32 @@ class Told:
         return find_claims(0, self.text, self.question)
 
 
-def answers_of(item: Item, model: str) -> Iterator[tuple[str, str, list[str], list[Any]]]:
-    """Yield questions, kinds of answers, their statements and the places that these are from."""
+Answer = tuple[str, str, list[str], list[Any]]
+"""A question, the kind of the answer, its statements, and the places that these are from."""
+
+
+def split(model: str) -> list[str]:
+    """Return the statements of a model's answer."""
+    return [model[claim.start : claim.stop] for claim in find_claims(0, model, "")]
+
+
+def places_of(
+    claims: Sequence[Claim],
+    answer: str,
+    statements: Sequence[str],
+    sources: Sequence[tuple[int, int] | None],
+) -> list[tuple[int, int] | None]:
+    """Return where each claim of an answer is from; claims may cut its statements elsewhere."""
+    texts = [answer[claim.start : claim.stop] for claim in claims]
+    both = list(zip(statements, sources, strict=True))
+    return [next((at for own, at in both if text in own or own in text), None) for text in texts]
+
+
+def answer_generated(item: Item, model: str, _: Item) -> Iterator[Answer]:
+    """Yield the answers to a question on a generated document."""
     assert item.document is not None
     text, rng = item.document.text, random.Random(item.id)
-    own = [text[start:stop] for start, stop in item.evidence]
-    told = [
-        model[start:stop] for start, stop in ((c.start, c.stop) for c in find_claims(0, model, ""))
-    ]
+    own, told = [text[start:stop] for start, stop in item.evidence], split(model)
     places = [(at, at + len(each)) if (at := text.find(each)) >= 0 else None for each in told]
     asked = item.messages[-1].text
     yield asked, "model", told, places
@@ -95,12 +121,34 @@ def answers_of(item: Item, model: str) -> Iterator[tuple[str, str, list[str], li
     (absent,) = absent_questions(item.id, document, 1)
     foreign = [absent.answer[c.start : c.stop] for c in find_claims(0, absent.answer, "")]
     yield absent.question, "foreign", foreign, [None] * len(foreign)
-    yield (
-        absent.question,
-        "foreign short",
-        [shorten(each) for each in foreign],
-        [None] * len(foreign),
-    )
+    short = [shorten(each) for each in foreign]
+    yield absent.question, "foreign short", short, [None] * len(foreign)
+
+
+def answer_real(item: Item, model: str, other: Item) -> Iterator[Answer]:
+    """Yield the answers to a question on real text; `other` is about another document."""
+    assert item.document is not None
+    assert other.document is not None
+    asked, (place, *_), rng = item.messages[-1].text, item.evidence, random.Random(item.id)
+    own, foreign = item.document.text[slice(*place)], other.document.text[slice(*other.evidence[0])]
+    told = split(model)
+    yield asked, "model", told, [place if holds_answer(each, item) else None for each in told]
+    right, strange = (f"{each.answers[0]}.".replace("\n", ", ") for each in (item, other))
+    for kind, answer, source in (
+        ("quoted", own, place),
+        ("reworded", reword(own, rng), place),
+        ("short", right, place),
+        ("foreign", foreign, None),
+        ("foreign short", strange, None),
+    ):
+        told = split(" ".join(answer.split()))
+        yield asked, kind, told, [source] * len(told)
+
+
+def holds_answer(statement: str, item: Item) -> bool:
+    """Return whether a statement has all parts of a right answer."""
+    answers = [each.split("\n") for each in item.answers]
+    return any(all(holds(statement, part) for part in parts) for parts in answers)
 
 
 def shorten(sentence: str) -> str:
@@ -130,20 +178,25 @@ async def score(
     return scores
 
 
-async def gather(items: Sequence[Item], models: Sequence[str]) -> list[Told]:
-    """Return the answers to all items, scored by the embedded drafter."""
-    config = EngineConfig(model="embedded:drafter", max_context=2048, kv_cache_tokens=16384)
+async def gather(
+    items: Sequence[Item],
+    models: Sequence[str],
+    answers_of: Callable[[Item, str, Item], Iterator[Answer]],
+    drafter: str,
+) -> list[Told]:
+    """Return the answers to all items, scored by the drafter."""
+    config = EngineConfig(model=drafter, max_context=2048, kv_cache_tokens=16384)
     engine, text = make_engine(load_model(config), None), ChatText.load(config.model)
     retriever = await open_retriever(RETRIEVAL, text.token_offsets)
     prompts = RequestPrompts(
         text, text, retriever, budget_tokens=RETRIEVAL.budget_tokens, budget_for=lambda _: 0
     )
     told: list[Told] = []
-    for item, model in zip(items, models, strict=True):
+    for item, model, other in zip(items, models, [*items[1:], *items[:1]], strict=True):
         assert item.document is not None
         asked = GenerateRequest(item.id, "local", item.messages, (item.document,))
         found = await prompts.drafter_prompt(asked)
-        for question, kind, statements, sources in answers_of(item, model):
+        for question, kind, statements, sources in answers_of(item, model, other):
             answer = "\n".join(statements) if kind != "model" else model
             token_ids, stream = text.encode(answer), text.stream()
             ends = [*accumulate(len(stream.push([each])) for each in token_ids)]
@@ -151,6 +204,7 @@ async def gather(items: Sequence[Item], models: Sequence[str]) -> list[Told]:
                 continue
             scores = await score(engine, len(told), found, text, token_ids)
             complete = CompleteAnswer(token_ids, ends, [])
+            sources = places_of(find_claims(0, answer, question), answer, statements, sources)
             told.append(
                 Told(
                     item,
@@ -219,7 +273,7 @@ def judge_needed(told: Sequence[Told], rule: CitingRule) -> Counts:
                 is_right = holds_part(passage, source)
                 counts.cited += is_cited
                 counts.right += is_cited and is_right
-                if one.kind == "model" and holds_all(passage, source):
+                if one.kind in ("model", "quoted") and holds_all(passage, source):
                     counts.due, counts.found = counts.due + 1, counts.found + is_cited
     return counts
 
@@ -291,8 +345,58 @@ def count_rows(told: Sequence[Told], *, measures_all: bool) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--items", type=int, default=120)
+    parser.add_argument("--text", action="store_true", help="sixty questions on real text")
     parser.add_argument("--quick", action="store_true", help="eight items, nothing kept")
     options = parser.parse_args()
+    if options.text:
+        judge_real_text(options)
+    else:
+        judge_generated(options)
+
+
+def ask(items: Sequence[Item], target: str, drafter: str, mode: Any, max_tokens: int) -> list[str]:
+    """Return a pair's answers."""
+    with rapid.open(target, drafter=drafter) as pair:
+        return [
+            pair.answer(
+                item.messages[-1].text,
+                documents=[item.document] if item.document else [],
+                mode=mode,
+                max_tokens=max_tokens,
+            ).text
+            for item in items
+        ]
+
+
+def judge_real_text(options: argparse.Namespace) -> None:
+    """Judge the rule as it is."""
+    from_each = Source(loader="real_text", split="test", options={"per_document": 3})
+    items = [item for item in real_text.load(from_each, None) if item.evidence]
+    # Neighbours are of different documents.
+    items = sorted(items, key=lambda item: int(item.id.rpartition("-")[2]))[: options.items // 2]
+    items = items[:4] if options.quick else items
+    models = ask(items, REAL_MODEL, REAL_MODEL, "rag", 48)
+    told = asyncio.run(gather(items, models, answer_real, REAL_MODEL))
+    report: dict[str, Any] = {"settings": settings(options), "judged": {}}
+    rows = [judge_one(report, kind, kind, told) for kind in JUDGES]
+    right = sum(holds_answer(each, item) for each, item in zip(models, items, strict=True))
+    report["right answers"] = right
+    lines = [table(["evidence", "cited", "due", "precision", "recall"], rows)]
+    lines.append(f"\n{right} of {len(items)} of the model's answers are right.")
+    title = "Citations of answers on real text, by kind of evidence"
+    keep(None if options.quick else "cited_real_text", title, "\n".join(lines), report)
+
+
+def judge_one(report: dict[str, Any], kind: str, name: str, told: Sequence[Told]) -> list[object]:
+    """Return a row for a kind of evidence, and note its counts in the report."""
+    counts = JUDGES[kind](told, CitingRule())
+    report["judged"][name] = asdict(counts)
+    precision, recall = counts.shares()
+    return [name, counts.cited, counts.due, f"{precision:.3f}", f"{recall:.3f}"]
+
+
+def judge_generated(options: argparse.Namespace) -> None:
+    """Choose the rule on one half of the items and judge it on both."""
     half = 4 if options.quick else options.items // 2
     lengths = {"lengths": {TOKENS: half}}
     items = [
@@ -300,33 +404,21 @@ def main() -> None:
         for split in ("dev", "test")
         for item in load(Source(loader="generated", split=split, options=lengths), None)
     ]
-    with rapid.open("embedded:target", drafter="embedded:drafter") as pair:
-        models = [
-            pair.answer(
-                item.messages[-1].text,
-                documents=[item.document] if item.document else [],
-                mode="fused",
-                max_tokens=160,
-            ).text
-            for item in items
-        ]
-    told = asyncio.run(gather(items, models))
+    models = ask(items, "embedded:target", "embedded:drafter", "fused", 160)
+    told = asyncio.run(gather(items, models, answer_generated, "embedded:drafter"))
     dev = [one for one in told if one.item.id.startswith("dev")]
     test = [one for one in told if not one.item.id.startswith("dev")]
     report: dict[str, Any] = {"settings": settings(options), "judged": {}, "tried": []}
     rows = []
-    for kind, judge in JUDGES.items():
+    for kind in JUDGES:
         chosen, tried = choose(kind, dev)
         report["tried"] += tried
         for name, half_of in (("choosing", dev), ("judging", test)):
-            counts = judge(half_of, CitingRule())
-            report["judged"][f"{kind}, {name}"] = asdict(counts)
-            precision, recall = counts.shares()
-            rows.append([kind, name, counts.cited, counts.due, f"{precision:.3f}", f"{recall:.3f}"])
+            rows.append(judge_one(report, kind, f"{kind}, {name}", half_of))
         best = {field: getattr(chosen, field) for field in CHOICES[kind]}
         report[f"best for {kind}"] = best
         print(kind, best, flush=True)
-    lines = [table(["evidence", "half", "cited", "due", "precision", "recall"], rows)]
+    lines = [table(["evidence, half", "cited", "due", "precision", "recall"], rows)]
     costs = []
     for name, measures_all in (("what is not copied", False), ("everything", True)):
         usual, added = count_rows(told, measures_all=measures_all)

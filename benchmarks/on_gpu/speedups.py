@@ -20,8 +20,26 @@ from rapid.speculation.sampling import proposal
 ACCEPTANCE = 0.77
 MARK = f"synthetic acceptance {ACCEPTANCE}"
 # These stand for `SamplingConfig()` and `SpeculationConfig(eta=0)` of rapid.config, which needs
-# pydantic, with the property that judging reads.
-SAMPLING: Any = SimpleNamespace(temperature=1.0, top_p=1.0, top_k=None, seed=0, logit_bias=())
+# pydantic, with what judging reads: a property, and which tokens end an answer.
+SAMPLING: Any = SimpleNamespace(
+    temperature=1.0,
+    top_p=1.0,
+    top_k=None,
+    seed=0,
+    logit_bias=(),
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    min_tokens=0,
+    allowed_token_ids=(),
+    repetition_penalty=1.0,
+    min_p=0.0,
+    bad_words=(),
+    thinking=None,
+    stop_token_ids=(),
+    ignore_eos=False,
+    grammar=None,
+    ends=frozenset,
+)
 LOSSLESS: Any = SimpleNamespace(
     rule="exact",
     transfer="adaptive",

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import yaml
@@ -37,14 +38,24 @@ class Application:
 
 
 @contextmanager
-def embedded_application() -> Iterator[Application]:
+def embedded_application(
+    api: Mapping[str, Any] | None = None, *, pools_grow: bool = True
+) -> Iterator[Application]:
     """Run ``rapid serve serve_config.yaml`` on a free port until the block ends.
+
+    `api` are other settings of its API. Where pools do not grow, each has one replica: one that
+    starts takes both cores of a small machine for seconds.
 
     Raises:
         SystemExit: It ended by itself, or was not ready in three minutes.
     """
     settings = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     port = settings["http_options"]["port"] = free_port()
+    args = settings["applications"][0]["args"]
+    args["api"].update(api or {})
+    if not pools_grow:
+        for each in args.values():
+            each.get("pool", {}).update(min_replicas=1, max_replicas=1)
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="rapid-", dir="/tmp") as folder:
         config = Path(folder) / "serve_config.yaml"

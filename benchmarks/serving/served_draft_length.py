@@ -46,14 +46,8 @@ from rapid.config import EngineConfig
 from rapid.embedded.generator import generate_document
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import load_model
-from rapid.messages import (
-    Document,
-    Finished,
-    GenerateRequest,
-    Message,
-    SpeculationRequest,
-    TextDelta,
-)
+from rapid.events import Finished, TextDelta
+from rapid.messages import Document, GenerateRequest, Message, SpeculationRequest
 from rapid.receipt import ChoiceStatistics, Receipt
 
 WAYS: dict[str, dict[str, Any]] = {

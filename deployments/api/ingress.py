@@ -11,27 +11,33 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache, cached_property, partial
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.accounts.account_routes import AccountRoutes
 from deployments.api.backend.continuing import Cursor, continue_events
 from deployments.api.backend.service import GenerationService
-from deployments.api.chat.chat_dialect import ChatDialect
-from deployments.api.chat.wire import Json, model_card
-from deployments.api.dialect import Dialect, Question
+from deployments.api.dialects.chat.chat_dialect import ChatDialect
+from deployments.api.dialects.chat.wire import Json, model_card
+from deployments.api.dialects.completions.completion_dialect import CompletionDialect
+from deployments.api.dialects.messages.messages_dialect import MessagesDialect
+from deployments.api.dialects.responses.compacting import CompactDialect
+from deployments.api.dialects.responses.conversation_routes import ConversationRoutes
+from deployments.api.dialects.responses.response_routes import ResponseRoutes
+from deployments.api.dialects.responses.responses_dialect import ResponsesDialect
 from deployments.api.files.attaching import add_places, attach_stored
 from deployments.api.files.file_routes import Endpoint, FileRoutes
 from deployments.api.files.store_routes import StoreRoutes
@@ -39,13 +45,18 @@ from deployments.api.gate.admission import Admission
 from deployments.api.gate.allowances import Allowances
 from deployments.api.gate.authentication import Authentication
 from deployments.api.gate.key_file import KeyFile
-from deployments.api.gate.quotas import Quotas
+from deployments.api.gate.quotas import Quotas, Reservation
 from deployments.api.gate.shares import Shares
-from deployments.api.http.access_log import AccessLog
+from deployments.api.http.access_log import AccessLog, RequestRecord
 from deployments.api.http.bodies import Bodies, BodyPace
+from deployments.api.http.dialect import Dialect, Question
 from deployments.api.http.error_responses import HttpError, error_body, http_error
-from deployments.api.http.event_feed import ClientLeft, EventFeed
+from deployments.api.http.event_feed import ClientLeft, EventFeed, read_deadline
 from deployments.api.http.event_stream import EventStream
+from deployments.api.http.json_bodies import read_priority
+from deployments.api.models.model_routes import CountedDialect, ModelRoutes, read_release
+from deployments.api.openapi import describe
+from deployments.api.reference_page import PAGE_HEADERS, render_page
 from deployments.config.api_config import ApiConfig
 from deployments.config.tenants import Tenants
 from library.accounts.books import Accounts
@@ -56,6 +67,7 @@ from rapid.errors import (
     ConfigurationError,
     Overloaded,
     TargetUnavailable,
+    TooManyRequests,
     Unauthorized,
 )
 from rapid.ports import Clock
@@ -68,8 +80,19 @@ _log = logging.getLogger(__name__)
 _CLIENT_LEFT_STATUS = 499  # as proxies log it; it is never delivered
 _READY_S = 2.0  # less than the proxy's patience (`proxy.ready_in_time.DEADLINE_S`)
 
-DIALECTS: dict[str, Dialect] = {"/v1/chat/completions": ChatDialect()}
-"""The dialect of each path that takes questions."""
+# What a page of an allowed origin may read of a response, beside its body.
+_SHOWN_HEADERS = ["openai-processing-ms", "retry-after", "x-request-id"] + [
+    f"x-ratelimit-{what}-{name}"
+    for what in ("limit", "remaining", "reset")
+    for name in ("requests", "tokens")
+]
+
+DIALECTS: dict[str, Dialect] = {
+    "/v1/chat/completions": ChatDialect(),
+    "/v1/completions": CompletionDialect(),
+    "/v1/messages": MessagesDialect(),
+}
+"""The dialect of each path that takes questions, beside those that use the library."""
 
 
 class Ingress:
@@ -113,24 +136,60 @@ class Ingress:
         self._access = AccessLog(clock, metrics, accounts)
         self.configure(config)
         administration = accounts and AccountRoutes(accounts, self._bodies)
+        models = ModelRoutes(
+            service,
+            self._bodies,
+            self._admission,
+            self._allowances,
+            lambda: (self._config, self._cards),
+            accounts,
+            library,
+        )
+        responses = ResponsesDialect(library)
+        counted: list[tuple[str, CountedDialect, Json, Json]] = [
+            ("/v1/messages/count_tokens", MessagesDialect(), {"max_tokens": 1}, {}),
+            ("/v1/responses/input_tokens", responses, {}, {"object": "response.input_tokens"}),
+        ]
+        self._dialects = {
+            **DIALECTS,
+            "/v1/responses": responses,
+            "/v1/responses/compact": CompactDialect(library),
+        }
         self._app = Starlette(
             routes=[
                 *(
                     self._route(
                         path, partial(self._answer, each), "POST", each.render_refusal, scope="ask"
                     )
-                    for path, each in DIALECTS.items()
+                    for path, each in self._dialects.items()
                 ),
                 *(
                     self._route(path, answer, method, scope="documents")
                     for method, path, answer in self._file_endpoints()
                 ),
                 *(
-                    self._route(path, handler, method, scope=scope)
-                    for method, path, scope, handler in administration or ()
+                    self._route(path, answer, method, scope="ask")
+                    for method, path, answer in self._memory_endpoints()
                 ),
-                self._route("/v1/models", self._models, scope=None),
-                self._route("/v1/models/{model:path}", self._model, scope=None),
+                *(
+                    self._route(path, handler, method, scope=scope)
+                    for method, path, scope, handler in (
+                        *(administration or ()),
+                        *models.endpoints(),
+                    )
+                ),
+                *(
+                    self._route(
+                        path,
+                        partial(models.count, each, usual, told),
+                        "POST",
+                        each.render_refusal,
+                        scope="ask",
+                    )
+                    for path, each, usual, told in counted
+                ),
+                self._route("/openapi.json", self._describe, scope=None),
+                self._route("/docs", self._show_page, scope=None),
                 self._route("/ready", self._ready, scope=None, is_open=True),
                 Route("/health", _health),
             ],
@@ -143,6 +202,15 @@ class Ingress:
         """Take models, keys and limits; requests that were let in stay in."""
         key_file = KeyFile(config.keys_file, self._clock)
         keys = config.all_keys()  # which may be refused, so they come first
+        self._served: ASGIApp = self._serve
+        if config.allowed_origins:
+            self._served = CORSMiddleware(
+                self._serve,
+                config.allowed_origins,
+                ["GET", "POST", "DELETE"],
+                ["*"],
+                expose_headers=_SHOWN_HEADERS,
+            )
         self._key_file = key_file
         self._tenants = Tenants(keys if config.has_keys else None)
         self._config = config
@@ -171,6 +239,8 @@ class Ingress:
         """Serve one connection; its response has the request's id and the time that it took."""
         began = self._clock()
         self._take_new_keys()
+        if scope["type"] == "http" and len(scope["path"]) > 1:
+            scope["path"] = scope["path"].rstrip("/") or "/"  # some clients end paths with one
         status = 500
 
         async def tag_and_send(message: Message) -> None:
@@ -185,9 +255,12 @@ class Ingress:
             await send(message)
 
         state = scope.setdefault("state", {})
-        await self._app(scope, receive, tag_and_send)
-        if state.get("key") is not None and (route := state["route"]) not in DIALECTS:
+        await self._served(scope, receive, tag_and_send)
+        if state.get("key") is not None and (route := state["route"]) not in self._dialects:
             self._access.visit(_request_id(Request(scope)), state["key"], route, status, began)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
 
     def _route(
         self,
@@ -244,35 +317,50 @@ class Ingress:
             yield from FileRoutes(self._library, self._bodies).endpoints()
             yield from StoreRoutes(self._library, self._bodies, self._service).endpoints()
 
+    def _memory_endpoints(self) -> Iterator[Endpoint]:
+        """Yield the endpoints of responses and conversations that are kept."""
+        if self._library is not None:
+            yield from ResponseRoutes(self._library).endpoints()
+            yield from ConversationRoutes(self._library, self._bodies).endpoints()
+
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
         request_id = _request_id(request)
         tenant: str = request.state.caller
         async with AsyncExitStack() as stack:
             only = next(iter(self._cards)) if len(self._cards) == 1 else None
             record = stack.enter_context(self._access.request(request_id, request.state.key, only))
-            body = await self._bodies.admit(request, dialect.media_types, record, stack)
+            of_body = request, dialect.media_types, record, stack, read_priority
+            body = await self._bodies.admit(*of_body)
             asked, sent = await dialect.parse(body, self._config, request_id, tenant)
             record.model = sent.model
-            most = self._config.max_characters
-            sent, files = await attach_stored(self._library, asked.stored, sent, most)
+            sent, files = await attach_stored(self._library, asked.stored, sent, self._config)
             event_id = request.headers.get("last-event-id")
             cursor = Cursor.of_event(event_id, sent) if event_id else Cursor.first(sent)
+            sent = replace(sent, weight=self.shares.weight(tenant))
             record.answer_id = cursor.answer_id
-            longest = sent.max_tokens or self._config.card_of(sent.model).default_max_tokens
-            record.most_tokens = longest * sent.num_choices
-            record.reservation = await self._allowances.reserve(
-                request, sent, len(body), record.most_tokens
-            )
+            longest = sent.max_tokens
+            if longest is None:
+                longest = self._config.card_of(sent.model).default_max_tokens
+            record.most_tokens = longest * sent.num_answers
+            reserved = self._allowances.reserve(sent, len(body), record.most_tokens)
+            record.reservation = reserved
+            if reserved is not None and not reserved.is_likely:
+                await _confirm(reserved, request, record)
             answer = partial(continue_events, self._service, sent, cursor)
-            feed = EventFeed(answer, request.receive, record.note, partial(self._explain, asked))
+            deadline = request.headers.get("x-request-deadline")
+            most_s = read_deadline(deadline, self._clock() - record.began)
+            explain = partial(self._explain, asked)
+            feed = EventFeed(answer, request.receive, record.note, explain, most_s)
             await stack.enter_async_context(feed)
+            if reserved is not None:  # meanwhile the answer begins
+                await _confirm(reserved, request, record)
             begun = await feed.begin(self._config.heartbeat_s)
             events = add_places(begun, self._library, files)
             fingerprint = _fingerprint(sent.model)
             reply = dialect.reply(asked, cursor, fingerprint, record.began, self._clock)
             _log.info("request %s is answered as %s", request_id, reply.id)
             if not sent.is_streamed:
-                return JSONResponse(await reply.render_whole(events))
+                return await asyncio.to_thread(JSONResponse, await reply.render_whole(events))
 
             def render_error(error: Exception) -> bytes:
                 record.error = error
@@ -290,13 +378,16 @@ class Ingress:
             return type(error)(str(error), self._admission.next_place_s())
         return error
 
-    async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [*self._cards.values()]})
+    async def _describe(self, request: Request) -> Response:
+        return JSONResponse(await asyncio.to_thread(lambda: self._description))
 
-    async def _model(self, request: Request) -> Response:
-        model = request.path_params["model"]
-        self._config.card_of(model)  # which refuses a name that is none
-        return JSONResponse(self._cards[model])
+    async def _show_page(self, request: Request) -> Response:
+        page = await asyncio.to_thread(lambda: render_page(self._description))
+        return HTMLResponse(page, headers=PAGE_HEADERS)
+
+    @cached_property
+    def _description(self) -> Json:
+        return describe(self._app.routes)
 
     async def _ready(self, request: Request) -> Response:
         try:
@@ -327,6 +418,17 @@ class Ingress:
         """Close the connection after a refusal whose body has not ended within a second."""
         if not await self._bodies.drain(request, who):
             response.headers["connection"] = "close"
+
+
+async def _confirm(reserved: Reservation, request: Request, record: RequestRecord) -> None:
+    """Have the response say what is left of the limits, or refuse the request."""
+    try:
+        grant = await reserved.grant()
+        request.state.rate_limits = grant.headers
+        reserved.check(grant)
+    except TooManyRequests:
+        record.mode = None  # what may have begun is taken back
+        raise
 
 
 async def _health(request: Request) -> Response:
@@ -361,8 +463,4 @@ def _request_id(request: Request) -> str:
 
 @cache
 def _fingerprint(model: str) -> str:
-    try:
-        release = version("rapid-serve")
-    except PackageNotFoundError:  # run from a source tree
-        release = "source"
-    return f"fp_{sha256(f'{release} {model}'.encode()).hexdigest()[:10]}"
+    return f"fp_{sha256(f'{read_release()} {model}'.encode()).hexdigest()[:10]}"

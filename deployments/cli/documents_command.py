@@ -31,6 +31,9 @@ def add(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False, readable=True)
     ],
+    prefill: Annotated[
+        bool, typer.Option("--prefill", help="Have the target read them before the first question.")
+    ] = False,
     url: Url = DEFAULT_URL,
     api_key: KeyOption = None,
 ) -> None:
@@ -41,7 +44,7 @@ def add(
     failed = False
     with connect(url, api_key) as client:
         for path in files:
-            file = _upload(client, path)
+            file = _upload(client, path, prefills=prefill)
             if file["status"] == "error":
                 failed = True
                 note(f"{path.name}: {file['status_details']}")
@@ -80,11 +83,18 @@ def show(file_ids: FileIds, url: Url = DEFAULT_URL, api_key: KeyOption = None) -
 
 @documents.command()
 def remove(file_ids: FileIds, url: Url = DEFAULT_URL, api_key: KeyOption = None) -> None:
-    """Delete files: their bytes, their text and what was indexed of them."""
+    """Delete files and all that was made of them, and say where it was looked for."""
     with connect(url, api_key) as client:
         for file_id in file_ids:
-            _call(client, "DELETE", f"/v1/files/{file_id}")
-            note(f"{file_id} is deleted")
+            certificate = _call(client, "DELETE", f"/v1/files/{file_id}").get("rapid", {})
+            table = Table("place", "bytes", "removed", "", box=None, pad_edge=False)
+            for each in certificate.get("searched", ()):
+                size, removed = f"{each['bytes']:,}", str(each["removed"])
+                table.add_row(each["place"], size, removed, each.get("pending", ""))
+            out.print(table)
+            is_gone = certificate.get("state") == "gone"
+            left = "nothing is left of it" if is_gone else "ask again whether all of it is gone"
+            note(f"{file_id} is deleted: {left}")
 
 
 @documents.command()
@@ -125,12 +135,14 @@ async def _verify(config: Any, *, repairs: bool) -> Any:
         await library.close()
 
 
-def _upload(client: httpx.Client, path: Path) -> Any:
+def _upload(client: httpx.Client, path: Path, *, prefills: bool) -> Any:
     """Send a file, wait until it is read, and return what the server says of it."""
     waiting = Waiting(f"sending {path.name}")
     try:
         with path.open("rb") as content:
-            form = {"purpose": (None, "user_data"), "file": (path.name, content)}
+            form: dict[str, Any] = {"purpose": (None, "user_data"), "file": (path.name, content)}
+            if prefills:
+                form["prefill"] = (None, "true")
             file = _call(client, "POST", "/v1/files", files=form, timeout=_UPLOAD_TIMEOUT_S)
         waiting.say(f"reading {path.name}")
         while file["status"] == "uploaded":

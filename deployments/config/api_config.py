@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from cluster.placement import RequestPoolConfig
 from rapid.config import Finite, Frozen
-from rapid.errors import ConfigurationError, UnknownModel
+from rapid.errors import ConfigurationError, PromptTooLong, UnknownModel
 
 _SHARE_OF_CHATS = 0.75  # of what an ingress replica takes at once
 _SHARE_OF_SLOW_BODIES = 0.125  # of these chats, for one tenant
@@ -101,6 +102,9 @@ class ApiConfig(Frozen):
             is the target's `max_context`; where that is the model's own, nothing is told.
         default_temperature: The temperature of requests that name none. None is that of the
             target's generation config, or 1, which is OpenAI's.
+        allowed_origins: The origins, such as ``https://chat.example.org``, whose web pages may call
+            this server from their readers' browsers. They are named one by one: ``*`` is refused,
+            as any page could then read what its reader's own machine serves without a key.
         heartbeat_s: Seconds of silence after which a stream gets an empty line.
         silence_s: Seconds that may pass before the first byte of an answer's stream, for clients to
             wait; the model's card says it. None is the sum of the orchestrator's waits.
@@ -125,6 +129,7 @@ class ApiConfig(Frozen):
     tokens_per_minute: int | None = Field(None, ge=1)
     max_model_len: int | None = Field(None, ge=1)
     default_temperature: Finite | None = Field(None, ge=0, le=2)
+    allowed_origins: tuple[str, ...] = ()
     heartbeat_s: Finite = Field(5.0, gt=0)
     silence_s: Finite | None = Field(None, gt=0)
     canary: CanaryConfig | None = None
@@ -148,6 +153,17 @@ class ApiConfig(Frozen):
         known = ", ".join(map(repr, self.cards))
         raise UnknownModel(f"The model {model!r} does not exist: this server has {known}.")
 
+    def check_characters(self, number: int, model: str, param: str) -> None:
+        """Refuse more characters than one request may have.
+
+        Raises:
+            PromptTooLong: There are too many, for the field `param`.
+        """
+        if self.max_characters is not None and number > self.max_characters:
+            why = f"the prompt has {number} characters, and {self.max_characters} are taken at most"
+            most = self.cards[model].max_model_len if model in self.cards else None
+            raise PromptTooLong.of(most, why, param) if most else PromptTooLong(why, param)
+
     @property
     def max_requests(self) -> int:
         """The most chat requests at each replica of the ingress.
@@ -160,6 +176,18 @@ class ApiConfig(Frozen):
     def max_slow_bodies(self) -> int:
         """The most bodies of one tenant, at each replica, that may take longer than a second."""
         return max(1, int(_SHARE_OF_SLOW_BODIES * self.max_requests))
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins_are_exact(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for each in origins:
+            if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s*A-Z]+", each):
+                raise ValueError(
+                    f"api.allowed_origins has {each!r}, which is no origin: write each as browsers "
+                    "send it, scheme, host and port in lower case without a path, like "
+                    "https://chat.example.org; '*' is not taken, as it would let in any page"
+                )
+        return origins
 
     @model_validator(mode="after")
     def _keys_are_distinct(self) -> Self:

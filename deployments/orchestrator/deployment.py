@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any
 
 from opentelemetry import trace
@@ -21,11 +21,15 @@ from deployments.orchestrator.ray_services import RayServices
 from library.library_access import LibraryAccess
 from library.library_config import LibraryConfig
 from rapid.answering.answers import gather_deltas
+from rapid.answering.prompting import TokenizedPrompt
+from rapid.answering.raw_prompts import answer_prompts
 from rapid.answering.request import RequestRun
 from rapid.checkpoints.text import ChatText
-from rapid.errors import BadRequest, Overloaded
-from rapid.messages import DocumentRef, Finished, GenerateRequest, GenerationEvent, Started
+from rapid.errors import BadRequest, Overloaded, RapidError
+from rapid.events import Finished, GenerationEvent, Started
+from rapid.messages import DocumentRef, GenerateRequest, Message, SpeculationRequest, new_call_id
 from retrieval.chunking import Chunk, RetrievedChunk
+from retrieval.relevance import TextVectors
 
 Refusal = BadRequest | Overloaded
 """What is the last event of a request that is refused: Serve logs what is raised as an error."""
@@ -55,7 +59,7 @@ class Orchestrator:
         log_with_serve()
         pools = config.target, config.drafter_pool
         target_text, drafter_text = [ChatText.load(each.engine.model) for each in pools]
-        access = LibraryAccess(library) if library else None
+        self._access = access = LibraryAccess(library) if library else None
         self._shared = RayServices(target, drafter, retriever, target_text, drafter_text, access)
         self._services = self._shared.under(config)
         self._metrics = RequestMetrics(config.api.model)
@@ -89,8 +93,8 @@ class Orchestrator:
     async def _events(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
         """Yield the events of a request as they come, counted and noted in the call's span."""
         TENANT.set(request.tenant)
-        run = RequestRun(self._services, request)
-        async with aclosing(self._metrics.watch(run.events())) as events:
+        events = self._metrics.watch(answer_prompts(self._services, request))
+        async with self._hold(request.tenant, request.documents), aclosing(events):
             async for event in events:
                 _note(trace.get_current_span(), event)  # of this call, which Serve records
                 yield event
@@ -103,11 +107,71 @@ class Orchestrator:
         Raises:
             RetrievalUnavailable: Nothing can be retrieved now, or no model of this server drafts.
         """
-        return await self._shared.search(tenant, documents, query, num_results)
+        async with self._hold(tenant, documents):
+            return await self._shared.search(tenant, documents, query, num_results)
 
     async def list_chunks(self, tenant: str, document: DocumentRef) -> Sequence[Chunk]:
         """Return the passages into which retrieval cuts a document, in their order."""
         return await self._shared.list_chunks(tenant, document)
+
+    async def embed(
+        self, tenant: str, texts: Sequence[str], model: str | None, query: str | None = None
+    ) -> TextVectors | RapidError:
+        """Return the vectors of texts, or how relevant they are to a query; or why not."""
+        TENANT.set(tenant)
+        try:
+            return await self._shared.embed(tenant, texts, model, query)
+        except RapidError as refusal:
+            return refusal
+
+    async def tokenize(self, request: GenerateRequest) -> TokenizedPrompt | RapidError:
+        """Return the tokens of a request's prompt; or why it has none."""
+        TENANT.set(request.tenant)
+        services = self._services
+        try:
+            longest = services.pools.max_context["target"]
+            return await services.prompts.tokenize(request, longest)
+        except RapidError as refusal:
+            return refusal
+
+    async def detokenize(self, request: GenerateRequest) -> str | RapidError:
+        """Return the text of a prompt of token ids; or why it has none."""
+        TENANT.set(request.tenant)
+        try:
+            return await self._services.prompts.detokenize(request)
+        except RapidError as refusal:
+            return refusal
+
+    async def prefill(self, tenant: str, document: DocumentRef) -> Refusal | None:
+        """Have a target read a document as questions about it begin; return why that is refused.
+
+        While requests wait for a target it is.
+        """
+        TENANT.set(tenant)
+        request = GenerateRequest(
+            f"prefill-{new_call_id()}",
+            tenant,
+            (Message("user", ""),),
+            (document,),
+            temperature=0,
+            max_tokens=1,
+            speculation=SpeculationRequest(mode="plain"),
+        )
+        try:
+            self._shared.check_idle()
+            events = RequestRun(self._services, request).events()
+            async with self._hold(tenant, request.documents), aclosing(events):
+                async for _ in events:
+                    pass
+        except (BadRequest, Overloaded) as refusal:
+            return refusal
+        return None
+
+    def _hold(
+        self, tenant: str, documents: Sequence[DocumentRef]
+    ) -> AbstractAsyncContextManager[None]:
+        """Return the context in which the texts of documents are kept here."""
+        return nullcontext() if self._access is None else self._access.hold(tenant, documents)
 
     async def check_health(self) -> None:
         """Answer Serve, which replaces a replica whose event loop stands still."""

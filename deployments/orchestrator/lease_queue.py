@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
+from rapid.engine_status import LeaseUsage
 from rapid.errors import Overloaded, TooManyRequests
 from rapid.estimators import Turnover
 from rapid.fair_queue import FairQueue
@@ -18,7 +19,7 @@ class LeaseQueue:
     """Requests in lines of tenants, from which a few at once stand in Serve's own queue.
 
     Serve's queue is first come, first served. It is kept short, and not skipped, because only it
-    knows when a replica has a free slot.
+    knows when a replica has a free slot. Next is the tenant whose leases have used the least.
     """
 
     def __init__(self, max_waiting: int, *, clock: Clock = time.monotonic) -> None:
@@ -44,9 +45,20 @@ class LeaseQueue:
             raise TooManyRequests("Too many of your requests wait already.", self.retry_after_s)
         raise Overloaded("Too many requests wait already.", self.retry_after_s)
 
+    @property
+    def num_waiting(self) -> int:
+        """The number of requests that wait."""
+        return self._turns.num_waiting
+
     def turn(self, request: LeaseRequest) -> AbstractAsyncContextManager[None]:
         """Return the context in which a request may stand in Serve's queue."""
-        return self._turns.turn(request.terms.tenant, is_first=bool(request.committed))
+        terms = request.terms
+        is_first, priority = bool(request.committed), terms.priority
+        return self._turns.turn(terms.tenant, terms.weight, is_first=is_first, priority=priority)
+
+    def charge(self, request: LeaseRequest, used: LeaseUsage) -> None:
+        """Charge what a lease used of its engine to its tenant."""
+        self._turns.charge(request.terms.tenant, used.busy_s)
 
     def hold(self) -> AbstractContextManager[None]:
         """Return the context in which a lease is held, for the pace of the queue."""

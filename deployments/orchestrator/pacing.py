@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from itertools import chain
 
-from rapid.answering.answers import as_one
-from rapid.messages import GenerationEvent, TextDelta
+from rapid.answering.answers import join_neighbours
+from rapid.events import ChoiceDelta, GenerationEvent
 
 _EVERY_S = 0.05
 
@@ -46,7 +47,7 @@ async def pace(
             ready.clear()
             for event in batch:
                 yield event
-            if any(isinstance(event, TextDelta) for event in batch):
+            if any(isinstance(event, ChoiceDelta) for event in batch):
                 await asyncio.wait({taking}, timeout=every_s)
         await taking
     finally:
@@ -55,13 +56,13 @@ async def pace(
 
 
 def join_deltas(events: Sequence[GenerationEvent]) -> Iterator[GenerationEvent]:
-    """Yield events with the deltas between two others as one for each choice."""
-    deltas: dict[int, list[TextDelta]] = {}
+    """Yield events with the deltas between two others joined for each choice."""
+    deltas: dict[int, list[ChoiceDelta]] = {}
     for event in events:
-        if isinstance(event, TextDelta):
+        if isinstance(event, ChoiceDelta):
             deltas.setdefault(event.choice, []).append(event)
             continue
-        yield from map(as_one, deltas.values())
+        yield from chain.from_iterable(map(join_neighbours, deltas.values()))
         deltas.clear()
         yield event
-    yield from map(as_one, deltas.values())
+    yield from chain.from_iterable(map(join_neighbours, deltas.values()))

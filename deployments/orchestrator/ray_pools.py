@@ -22,6 +22,7 @@ from deployments.orchestrator.ray_verifiers import (
 )
 from deployments.pools.shared_calls import MOST_BYTES
 from rapid.config import WindowDrafting
+from rapid.engine_status import LeaseUsage
 from rapid.errors import (
     DrafterHangs,
     DrafterUnavailable,
@@ -106,7 +107,7 @@ class RayPool:
             except Overloaded as error:
                 raise type(error)(str(error), error.retry_after_s or queue.retry_after_s) from None
             stack.enter_context(counted)
-            yield RayLease(held, request, self._verifiers, lost)
+            yield RayLease(held, request, self._verifiers, lost, queue)
 
 
 class RayLease:
@@ -118,8 +119,10 @@ class RayLease:
         request: LeaseRequest,
         verifiers: VerifierSettings,
         lost: type[RapidError],
+        queue: LeaseQueue,
     ) -> None:
         self.held = held
+        self._queue = queue
         self._request = request
         self._verifiers = verifiers
         self._lost = lost
@@ -143,6 +146,12 @@ class RayLease:
         """Ask the engine how many tokens of the prompt it has read."""
         num_read: int = await self._call(self.held.engine.num_read)
         return num_read
+
+    async def settle(self) -> LeaseUsage:
+        """Ask the engine what the lease used, and charge it to the tenant in the pool's queue."""
+        used: LeaseUsage = await self._call(self.held.engine.settle)
+        self._queue.charge(self._request, used)
+        return used
 
     async def _call(self, method: Any) -> Any:
         """Call a method with the lease's id; the call takes as long as the engine lives."""

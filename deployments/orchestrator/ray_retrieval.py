@@ -11,9 +11,11 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from cluster import routers
 from cluster.circuit_breaker import CIRCUITS
 from cluster.remote_failures import failure_of
-from rapid.errors import DrafterUnavailable
-from rapid.messages import Document, DocumentRef, Reading, Tell, new_call_id
+from rapid.errors import DrafterUnavailable, RapidError, RetrievalUnavailable
+from rapid.events import Reading, Tell
+from rapid.messages import Document, DocumentRef, new_call_id
 from retrieval.context import RetrievedContext
+from retrieval.relevance import TextVectors
 
 _SHORT_CHARS = 2**16  # a text within Ray's 100 KB for arguments in the call, which costs no wait
 _INDEXING_SHARE = 0.9  # of `retrieval_wait_s`; the rest is for the retriever's answer
@@ -83,6 +85,29 @@ class RayRetrieval:
                         return found
         except TimeoutError:
             raise DrafterUnavailable(f"no answer within {self._timeout_s:g} s") from None
+
+    async def embed(
+        self, tenant: str, texts: Sequence[str], model: str | None, query: str | None
+    ) -> TextVectors:
+        """Return the vectors of texts, or how relevant they are to a query.
+
+        Raises:
+            BadRequest: The embedder has another name, or no dense vectors.
+            RetrievalUnavailable: It fails, or does not answer in time.
+        """
+        handle = self._handle.options(session_id=tenant)
+        response = handle.embed.remote(new_call_id(), tenant, tuple(texts), model, query)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                found: TextVectors | RapidError = await response
+        except TimeoutError:
+            response.cancel()
+            raise RetrievalUnavailable(f"No answer within {self._timeout_s:g} s.") from None
+        except Exception as error:
+            raise failure_of(error).as_rapid_error("retriever", RetrievalUnavailable) from None
+        if isinstance(found, RapidError):
+            raise found
+        return found
 
     async def _follow(
         self,

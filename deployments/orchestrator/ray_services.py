@@ -22,6 +22,7 @@ from rapid.config import VllmConfig
 from rapid.documents import InlineDocuments
 from rapid.errors import (
     DrafterUnavailable,
+    Overloaded,
     RetrievalPending,
     RetrievalUnavailable,
     TargetUnavailable,
@@ -32,6 +33,7 @@ from rapid.ports import DocumentResolver
 from rapid.speculation.pace.round_costs import RoundCosts
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.indexing import cut_document
+from retrieval.relevance import TextVectors
 from retrieval.settings import RetrievalConfig
 
 
@@ -142,6 +144,12 @@ class RayServices:
             found, budget_tokens=budget_tokens, budget_for=budget_for
         )
 
+    def check_idle(self) -> None:
+        """Raise Overloaded if requests wait for a lease of the target."""
+        queue = self._queues.get("target")
+        if queue is not None and queue.num_waiting:
+            raise Overloaded("Requests wait for the target.")
+
     async def search(
         self, tenant: str, documents: Sequence[DocumentRef], query: str, num_results: int
     ) -> Sequence[RetrievedChunk]:
@@ -161,6 +169,19 @@ class RayServices:
         except (DrafterUnavailable, RetrievalPending) as error:
             raise RetrievalUnavailable(f"Nothing is retrieved now: {error}") from None
         return sorted(found.chunks, key=lambda each: -each.score)[:num_results]
+
+    async def embed(
+        self, tenant: str, texts: Sequence[str], model: str | None, query: str | None = None
+    ) -> TextVectors:
+        """Return the vectors of texts, or how relevant they are to a query.
+
+        Raises:
+            BadRequest: The embedder has another name, or no dense vectors.
+            RetrievalUnavailable: No model of this server drafts, or nothing is embedded now.
+        """
+        if self._retrieval is None:
+            raise RetrievalUnavailable("Nothing is embedded here: no model of this server drafts.")
+        return await self._retrieval.embed(tenant, texts, model, query)
 
     async def list_chunks(self, tenant: str, document: DocumentRef) -> Sequence[Chunk]:
         """Return the passages into which retrieval cuts a document, in their order."""

@@ -232,7 +232,7 @@ class JudgingVerifier(RayVerifier):
     ) -> None:
         super().__init__(target, drafter, patience, choice, witness)
         self._request = request
-        self._eos_ids = eos_ids
+        self._eos_ids = request.terms.sampling.ends(eos_ids)
         self._log_odds = request.log_odds[choice] if request.log_odds else 0.0
 
     async def verify(self, block: ObjectRef | DraftBlock) -> Verdict:

@@ -14,7 +14,7 @@ import functools
 import logging
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, cast
 
 import ray
@@ -23,12 +23,13 @@ from ray.actor import ActorHandle
 from ray.util.placement_group import get_current_placement_group
 
 from cluster.placement import PoolConfig, engine_options
+from deployments.config.tenants import TENANT
 from deployments.logs import about_lease, engine_logging
 from deployments.metrics import EngineMetrics
 from deployments.pools.nodes import Nodes, in_bundle
 from deployments.pools.shared_calls import Asked, EndedCall, Mailboxes
 from rapid.config import AnyEngineConfig, VllmConfig
-from rapid.engine_status import EngineStatus
+from rapid.engine_status import EngineStatus, Erasure, LeaseUsage
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound
 from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, TargetLogits, Verdict
 
@@ -91,6 +92,7 @@ class EngineActor:
         self._metrics = EngineMetrics(model_name, pool)
         self._mailboxes = Mailboxes(self)
         self._opening: dict[str, asyncio.Task[None]] = {}
+        self._tenants: dict[str, str] = {}  # of leases, oldest first; some end unreleased
         self._companions: dict[str, set[str]] = {}
         self._released: dict[str, None] = {}  # oldest first; lease ids are never reused
 
@@ -116,6 +118,8 @@ class EngineActor:
         """
         lease_id = request.lease_id
         self._check_wanted(lease_id)
+        self._tenants[lease_id] = request.terms.tenant
+        self._note_tenant(lease_id)
         if request.beside is not None:
             self._check_wanted(request.beside)
             self._companions.setdefault(request.beside, set()).add(lease_id)
@@ -129,6 +133,10 @@ class EngineActor:
             self._engine.release(lease_id)
         self._metrics.report(self._engine.status())
         self._check_wanted(lease_id)
+
+    def _note_tenant(self, lease_id: str) -> None:
+        """Have the log lines of this call name the tenant of its lease."""
+        TENANT.set(self._tenants.get(lease_id))
 
     def _check_wanted(self, lease_id: str) -> None:
         if lease_id in self._released:
@@ -148,11 +156,17 @@ class EngineActor:
         """Release a lease in any state, even before its ``open`` arrives, and those beside it."""
         for each in (lease_id, *self._companions.pop(lease_id, ())):
             self._released[each] = None
+            self._tenants.pop(each, None)
             if opening := self._opening.get(each):
                 opening.cancel()
             self._engine.release(each)
-        while len(self._released) > _RELEASES_REMEMBERED:
-            del self._released[next(iter(self._released))]
+        for remembered in (self._released, self._tenants):
+            while len(remembered) > _RELEASES_REMEMBERED:
+                del remembered[next(iter(remembered))]
+
+    async def settle(self, lease_id: str) -> LeaseUsage:
+        """Return what a lease used since this was last asked; see `Engine.settle`."""
+        return self._engine.settle(lease_id)
 
     async def forgo_companion(self, lease_id: str) -> None:
         """Free the room kept for a second lease beside this one, which will not be opened."""
@@ -164,6 +178,7 @@ class EngineActor:
 
     async def prefill(self, lease_id: str) -> PrefillReceipt:
         """Prefill the lease's prompt."""
+        self._note_tenant(lease_id)
         receipt = await self._engine.prefill(lease_id)
         self._metrics.count(receipt)
         logger.info(
@@ -190,6 +205,7 @@ class EngineActor:
                 other error is a bug, after which no answer should continue: it is left as it is.
             EngineFailed: If the engine is closed and verifies for this lease as well.
         """
+        self._note_tenant(lease_id)
         try:
             return await self._engine.draft(lease_id, choice, verdict, num_tokens)
         except (EngineFailed, LeaseNotFound) as error:
@@ -201,6 +217,7 @@ class EngineActor:
         self, lease_id: str, choice: int, block: DraftBlock, witness_id: str | None = None
     ) -> Verdict:
         """Judge a block, with the witness's reading if there is one, and commit the verdict."""
+        self._note_tenant(lease_id)
         witness = (self._engine, witness_id) if witness_id else None
         return await self._engine.verify(lease_id, choice, block, witness)
 
@@ -213,14 +230,17 @@ class EngineActor:
 
     async def score(self, lease_id: str, choice: int, block: DraftBlock) -> TargetLogits:
         """Return the target's logits of a block, for a verdict that `commit` takes."""
+        self._note_tenant(lease_id)
         return await self._engine.score(lease_id, choice, block)
 
     async def commit(self, lease_id: str, verdict: Verdict) -> None:
         """Commit a verdict that was reached outside this engine."""
+        self._note_tenant(lease_id)
         await self._engine.commit(lease_id, verdict)
 
     async def decode(self, lease_id: str, choice: int, num_tokens: int) -> Verdict:
         """Decode and commit up to `num_tokens` tokens of this model alone."""
+        self._note_tenant(lease_id)
         return await self._engine.decode(lease_id, choice, num_tokens)
 
     async def status(self) -> EngineStatus:
@@ -228,6 +248,10 @@ class EngineActor:
         status = self._engine.status()
         self._metrics.report(status)
         return status
+
+    async def forget(self, documents: Collection[str]) -> tuple[Erasure, ...]:
+        """Drop the KV of all prompts that hold any of some documents; see `Engine.forget`."""
+        return await self._engine.forget(documents)
 
     async def check_integrity(self) -> None:
         """Raise AssertionError unless every page and lease is accounted for."""
@@ -265,12 +289,12 @@ def start_engine(
     )
 
 
-def engines_of(app: str) -> dict[str, ActorHandle]:
-    """Return an application's engines by name, ``app/deployment/replica``.
+def engines_of(app: str | None = None) -> dict[str, ActorHandle]:
+    """Return an application's engines, or those of all, by name, ``app/deployment/replica``.
 
     The call blocks while it asks Ray for the named actors.
     """
-    prefix = f"{app}/"
+    prefix = "" if app is None else f"{app}/"
     engines: dict[str, ActorHandle] = {}
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix):

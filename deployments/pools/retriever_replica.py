@@ -7,11 +7,23 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+import numpy as np
+
+from deployments.config.tenants import TENANT
 from deployments.logs import log_with_serve
 from deployments.metrics import RetrieverMetrics
 from rapid.checkpoints.text import ChatText
-from rapid.errors import UnknownDocument
-from rapid.messages import Document, DocumentRef, Reading
+from rapid.engine_status import Erasure
+from rapid.errors import (
+    BadRequest,
+    RapidError,
+    RetrievalPending,
+    RetrievalUnavailable,
+    UnknownDocument,
+    UnknownModel,
+)
+from rapid.events import Reading
+from rapid.messages import Document, DocumentRef
 from retrieval import (
     EmbedderFailed,
     RetrievalConfig,
@@ -21,6 +33,7 @@ from retrieval import (
     open_retriever,
 )
 from retrieval.indexing import key_of
+from retrieval.relevance import TextVectors, name_embedder, score_relevance
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +82,7 @@ class RetrieverReplica:
             RetrievalPending: If documents are not indexed in time.
             RetrievalError: If the embedder or the store failed; without their words.
         """
+        TENANT.set(tenant)
         news = asyncio.Queue[Reading | None]()
 
         async def find() -> RetrievedContext:
@@ -102,6 +116,7 @@ class RetrieverReplica:
         Raises:
             RetrievalError: As for `retrieve`.
         """
+        TENANT.set(tenant)
         news = asyncio.Queue[Reading | None]()
 
         async def index() -> None:
@@ -119,10 +134,56 @@ class RetrieverReplica:
             indexing.cancel()
             await asyncio.wait({indexing})
 
-    async def forget(self, tenant: str, document: DocumentRef) -> None:
-        """Delete a document's passages; one that is unknown is passed over."""
+    async def embed(
+        self,
+        call_id: str,
+        tenant: str,
+        texts: Sequence[str],
+        model: str | None,
+        query: str | None = None,
+    ) -> TextVectors | RapidError:
+        """Return the vectors of texts, or how relevant they are to a query; or why not."""
+        TENANT.set(tenant)
+        name = name_embedder(self._config.embedder)
+        if model not in (None, name):
+            return UnknownModel(
+                f"The model {model!r} does not exist: texts are embedded by {name!r}."
+            )
         try:
-            await (await self._open()).forget(*key_of(tenant, document))
+            retriever = await self._open()
+            if query is None and not retriever.has_dense_vectors:
+                return BadRequest(
+                    f"The embedder {name!r} has no dense vectors: configure another, or use "
+                    "/v1/rerank.",
+                    "model",
+                    "unsupported",
+                )
+            found, asked = await retriever.embed(tenant, texts, query)
+        except RetrievalPending as error:
+            return error
+        except RetrievalError as error:
+            return RetrievalUnavailable(str(self._failure(error)))
+
+        def summarize() -> TextVectors:
+            count = self._text.count_tokens
+            num_tokens = sum(map(count, texts)) + (count(query) if query else 0)
+            scores = () if asked is None else score_relevance(asked, found)
+            dense = [each.dense for each in found if each.dense is not None]
+            vectors = np.stack(dense) if asked is None else np.zeros((0, 0), np.float32)
+            return TextVectors(name, vectors, scores, num_tokens)
+
+        return await asyncio.to_thread(summarize)
+
+    async def forget(self, tenant: str, document: DocumentRef, *, whole: bool = True) -> Erasure:
+        """Delete a document's passages, or those of its text under any name if `whole`."""
+        TENANT.set(tenant)
+        try:
+            retriever = await self._open()
+            if whole:
+                num_found = await retriever.forget_text(tenant, document.digest)
+            else:
+                num_found = int(await retriever.forget(*key_of(tenant, document)))
+            return Erasure("passages", num_found=num_found)
         except RetrievalError as error:
             raise self._failure(error) from None
 

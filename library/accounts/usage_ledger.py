@@ -14,7 +14,7 @@ from library.schema import UsageRow
 Grouping = Literal["tenant", "day", "key_id", "model"]
 GROUPINGS: tuple[Grouping, ...] = get_args(Grouping)
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
-_SECONDS = ("target_s", "drafter_s")
+_SECONDS = ("target_s", "drafter_s", "kv_byte_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class UsageEntry:
     completion_tokens: int
     target_s: float
     drafter_s: float
+    kv_byte_s: float
     status: str
 
 

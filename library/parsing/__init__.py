@@ -1,17 +1,18 @@
 """Uploaded files as text that models read, with the way back to pages, lines and boxes.
 
-A service calls `parse_file`, which reads a file in a process of its own; a script that trusts its
+A service has `FileReaders`, which reads each file in a process of its own; a script that trusts its
 files calls `read_text`.
 """
 
 from library.parsing.layout import Box, Layout, Location, PageExtent, ParsedText
 from library.parsing.parsing_limits import ParsingLimits
-from library.parsing.parsing_process import parse_file
+from library.parsing.parsing_process import FileReaders
 from library.parsing.reading import read_text
 from library.parsing.unreadable_file import UnreadableCode, UnreadableFile
 
 __all__ = [
     "Box",
+    "FileReaders",
     "Layout",
     "Location",
     "PageExtent",
@@ -19,6 +20,5 @@ __all__ = [
     "ParsingLimits",
     "UnreadableCode",
     "UnreadableFile",
-    "parse_file",
     "read_text",
 ]

@@ -6,7 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import BinaryIO, NoReturn, cast, get_args
@@ -21,62 +24,114 @@ from library.parsing.unreadable_file import (
     refuse_broken,
     refuse_costly,
 )
+from library.parsing.worker import LENGTH
 
 _WORKER = ("-m", "library.parsing.worker")
 _SUFFIX_CHARS = 16  # no known ending has more, and an argument may have 128 KiB
+_FAILED = "The reader of files failed. Try `python -m library.parsing.worker < /dev/null`."
 _SENSELESS = "its reader gave an answer without sense"
 _CODES = get_args(UnreadableCode)
 _ROOT = Path(library.__file__).parent.parent  # where -m finds it without an environment
 
 
-async def parse_file(
-    path: str | Path,
-    filename: str,
-    limits: ParsingLimits | None = None,
-    on_progress: Progress | None = None,
-) -> ParsedText:
-    """Return a file's text, read by a process that can do little else (see `confinement`).
+class FileReaders:
+    """Processes that read one file each, forked by one that is started when it is first needed.
 
-    The process gets the open file, the ending of its name and no environment. It is killed when
-    it takes too long and when the caller is cancelled, and dies with the caller.
-
-    Args:
-        path: The file.
-        filename: What its owner calls it.
-        limits: What reading may cost.
-        on_progress: Called now and then with the number of pages done and of pages.
-
-    Raises:
-        UnreadableFile: The file cannot be read, or not within the limits.
+    A file's process can do little else (see `confinement`): it gets the open file, the ending of
+    its name and no environment. It is killed when it takes too long and when its caller is
+    cancelled, and dies with the caller.
     """
-    limits = limits or ParsingLimits()
-    suffix = PurePath(filename).suffix[:_SUFFIX_CHARS]
-    order = json.dumps({"suffix": suffix, "limits": asdict(limits)})
-    with _open(path, limits) as file:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *_WORKER,
-            order,
-            stdin=file,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={},
-            cwd=_ROOT,
-            start_new_session=True,  # Ctrl-C reaches the caller alone, which then kills it
+
+    def __init__(self) -> None:
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._orders: socket.socket | None = None
+
+    async def parse_file(
+        self,
+        path: str | Path,
+        filename: str,
+        limits: ParsingLimits | None = None,
+        on_progress: Progress | None = None,
+    ) -> ParsedText:
+        """Return a file's text.
+
+        Args:
+            path: The file.
+            filename: What its owner calls it.
+            limits: What reading may cost.
+            on_progress: Called now and then with the number of pages done and of pages.
+
+        Raises:
+            UnreadableFile: The file cannot be read, or not within the limits.
+        """
+        limits = limits or ParsingLimits()
+        suffix = PurePath(filename).suffix[:_SUFFIX_CHARS]
+        order = json.dumps({"suffix": suffix, "limits": asdict(limits)}).encode()
+        answer, answers = os.pipe()
+        control, controls = socket.socketpair()
+        try:
+            with _open(path, limits) as file:
+                self._send(order, [file.fileno(), answers, controls.fileno()])
+        except BaseException:
+            os.close(answer)
+            control.close()
+            raise
+        finally:
+            os.close(answers)
+            controls.close()
+        output = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(answer, "rb", buffering=0)
         )
-    try:
-        assert process.stdout
-        async with asyncio.timeout(limits.wall_s):
+        ends, controller = await asyncio.open_connection(sock=control)
+        try:
+            async with asyncio.timeout(limits.wall_s):
+                try:
+                    return await _receive(output, limits, on_progress)
+                except EOFError:  # it ended before its answer did
+                    _refuse_end(await ends.read(), limits)
+        except TimeoutError:
+            refuse_costly(f"{limits.wall_s:g} seconds")
+        finally:
+            pipe.close()
+            controller.write_eof()  # so that it is killed if it has not ended
+            await ends.read()
+            controller.close()
+
+    def _send(self, order: bytes, files: Sequence[int]) -> None:
+        """Send an order with its open files; a process that has died is started again."""
+        for _ in range(2):
+            if self._worker is None or self._worker.poll() is not None:
+                self.close()
+                self._start()
+            assert self._orders is not None
             try:
-                return await _receive(process.stdout, limits, on_progress)
-            except EOFError:  # it ended before its answer did
-                _refuse_end(await process.wait(), limits)
-    except TimeoutError:
-        refuse_costly(f"{limits.wall_s:g} seconds")
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()  # asyncio waits for ever behind a pipe that nobody reads
+                socket.send_fds(self._orders, [LENGTH.pack(len(order))], files)
+                self._orders.sendall(order)
+                return
+            except OSError:
+                self.close()
+        raise RuntimeError(_FAILED)
+
+    def _start(self) -> None:
+        self._orders, orders = socket.socketpair()
+        with orders:
+            self._worker = subprocess.Popen(
+                [sys.executable, *_WORKER],
+                stdin=orders.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={},
+                cwd=_ROOT,
+                start_new_session=True,  # Ctrl-C reaches the caller alone
+            )
+
+    def close(self) -> None:
+        """End all processes; the next file starts them again."""
+        if self._orders is not None and self._worker is not None:
+            self._orders.close()
+            self._worker.wait()  # it ends when it sees that, within milliseconds
+        self._orders = self._worker = None
 
 
 def _open(path: str | Path, limits: ParsingLimits) -> BinaryIO:
@@ -124,14 +179,15 @@ async def _receive(
             on_progress(done, pages)
 
 
-def _refuse_end(returncode: int, limits: ParsingLimits) -> NoReturn:
-    """Refuse a file whose worker ended without an answer.
+def _refuse_end(told: bytes, limits: ParsingLimits) -> NoReturn:
+    """Refuse a file whose process ended without an answer, with this return code.
 
     Raises:
         RuntimeError: It failed as Python does: a mistake of the program or of its installation.
     """
-    if returncode == 1:
-        raise RuntimeError("The reader of files failed. Try `python -m library.parsing.worker`.")
+    if told in (b"", b"1"):
+        raise RuntimeError(_FAILED)
+    returncode = int(told)
     if returncode in (-signal.SIGKILL, -signal.SIGXCPU):  # by the kernel
         refuse_costly(f"{limits.cpu_s} seconds of computing or {limits.memory}")
     refuse_broken(f"it crashed its reader (code {returncode}), perhaps for want of {limits.memory}")

@@ -24,6 +24,8 @@ _ASKED = (
 
 def append_question(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return the drafter's chat with its last message, the question, followed by ours."""
+    if messages[-1].role == "tool":  # whose text is not the user's
+        return (*messages, Message("user", _ASKED))
     *before, question = messages
     return (*before, replace(question, content=f"{question.text}\n\n{_ASKED}"))
 

@@ -3,49 +3,132 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from hashlib import blake2b
+from itertools import groupby
 
-from rapid.checkpoints.text import ChatText
-from rapid.messages import (
+from rapid.answering.thinking_stream import ThinkingStream
+from rapid.calling.call_reader import CallPiece, CallReader
+from rapid.checkpoints.text import ChatText, TextStream
+from rapid.events import (
     LENGTH,
     STOP,
+    TOOL_CALLS,
+    CallDelta,
     ChoiceDelta,
     Finished,
     FinishReason,
     GenerationEvent,
     TextDelta,
-    TokenLogprobs,
+    ThinkingDelta,
     TokenText,
-    Verdict,
 )
+from rapid.messages import TokenLogprobs, Verdict
 from rapid.speculation.statistics import RoundStatistics
 
 
 class GrowingAnswer:
     """A growing answer: the text, counters and finish state of one choice."""
 
-    def __init__(self, choice: int, text: ChatText, stop: Sequence[str], max_tokens: int) -> None:
+    def __init__(
+        self,
+        choice: int,
+        text: ChatText,
+        stop: Sequence[str],
+        max_tokens: int,
+        calls: CallReader | None = None,
+        calls_id: str = "",
+        stop_ids: Sequence[int] = (),
+        *,
+        includes_stop: bool = False,
+        is_continued: bool = False,
+        is_thinking: bool | None = None,
+    ) -> None:
+        """Begin an answer of at most `max_tokens`.
+
+        Args:
+            choice: Its number.
+            text: Decodes its tokens.
+            stop: Texts before which it ends.
+            calls: Reads its calls; None where it has none.
+            calls_id: What the ids of its calls are made of.
+            stop_ids: Tokens that end it, beside the model's own.
+            includes_stop: Whether its text has what ends it.
+            is_continued: Whether it continues a text that is no chat.
+            is_thinking: Whether its prompt ends within thinking; None where none can follow.
+        """
         self.choice = choice
         self.is_finished = False
         self.statistics = RoundStatistics()
         self._text = text
-        self._stream = text.stream(stop)
+        self._is_thinking = is_thinking
+        self._stream = self.decode_by(
+            text.stream(
+                stop,
+                stop_ids,
+                includes_stop=includes_stop,
+                has_calls=calls is not None,
+                is_continued=is_continued,
+            )
+        )
+        self._calls, self._calls_id = calls, calls_id
+        self._is_continued = is_continued
         self._max_tokens = max_tokens
         self._num_untold = 0
 
-    async def follow(self, verdicts: AsyncIterator[Verdict]) -> AsyncIterator[TextDelta]:
+    @property
+    def has_calls(self) -> bool:
+        """Whether it has made a call so far."""
+        return self._calls is not None and self._calls.num_calls > 0
+
+    def decode_by(self, stream: TextStream) -> ThinkingStream:
+        """Return a decoder of its tokens from the first one on, of whose answer `stream` is one."""
+        return ThinkingStream(self._text, stream, is_open=self._is_thinking)
+
+    async def follow(self, verdicts: AsyncIterator[Verdict]) -> AsyncIterator[ChoiceDelta]:
         """Yield the deltas of the rounds; the last has a finish reason, and no round follows it."""
         async for verdict in verdicts:
             delta = self._take(verdict)
-            if delta.text or delta.logprobs or delta.finish_reason:
+            deltas: list[ChoiceDelta] = [ThinkingDelta(self.choice, self._stream.take_thoughts())]
+            deltas += [delta] if self._calls is None else self._tell_apart(delta, self._calls)
+            told = [each for each in deltas if _says_anything(each)]
+            if told:
+                told[-1] = replace(told[-1], num_tokens=self._num_untold)
                 self._num_untold = 0
-                yield delta
+            for each in told:
+                yield each
             if delta.finish_reason:
                 return
 
+    def tell_prompt(self, text: str, logprobs: tuple[TokenText, ...], *, is_all: bool) -> TextDelta:
+        """Return the delta of the prompt before the answer, or of the prompt alone."""
+        self.is_finished = is_all
+        return TextDelta(self.choice, text, logprobs, LENGTH if is_all else None)
+
+    def _tell_apart(self, delta: TextDelta, calls: CallReader) -> Iterator[ChoiceDelta]:
+        """Yield a round's text and its calls; its log-probabilities and its end come last."""
+        pieces = [*calls.push(delta.text)]
+        if delta.finish_reason:
+            pieces += calls.finish()
+        last = ""
+        for piece in pieces:
+            if last:
+                yield TextDelta(self.choice, last)
+            last = piece if isinstance(piece, str) else ""
+            if isinstance(piece, CallPiece):
+                key = f"{self._calls_id}/{self.choice}/{piece.index}".encode()
+                name = f"call_{blake2b(key, digest_size=12).hexdigest()}"
+                yield CallDelta(
+                    self.choice, piece.index, name, piece.name, piece.arguments, piece.begins
+                )
+        finish = delta.finish_reason
+        if finish == STOP and calls.has_whole_calls:  # else a stop string has cut one
+            finish = TOOL_CALLS
+        yield replace(delta, text=last, finish_reason=finish)
+
     def _take(self, verdict: Verdict) -> TextDelta:
-        before = self._stream.num_tokens
+        before, num_thinking = self._stream.num_tokens, self._stream.num_thinking
         text = self._stream.push(verdict.token_ids)
         num_kept = self._stream.num_tokens - before
         if num_kept < len(verdict.token_ids):  # tokens after a stop string are dropped
@@ -66,15 +149,19 @@ class GrowingAnswer:
         if finish:
             self.is_finished = True
             text += self._stream.finish()
-        # The end-of-sequence token has no text.
-        shown = verdict.logprobs[:-1] if verdict.is_finished else verdict.logprobs
-        logprobs = tuple(self._token_text(each) for each in shown)
-        return TextDelta(self.choice, text, logprobs, finish, self._num_untold)
+        self.statistics.thinking_tokens = self._stream.num_thinking
+        # The end-of-sequence token has no text; who continues a prompt is told what it is worth.
+        has_end = verdict.is_finished and self._stream.is_hidden(verdict.token_ids[-1])
+        shown = verdict.logprobs[:-1] if has_end and not self._is_continued else verdict.logprobs
+        shown = shown[self._stream.num_thinking - num_thinking :]
+        logprobs = tuple(spell(self._text, each) for each in shown)
+        return TextDelta(self.choice, text, logprobs, finish)
 
-    def _token_text(self, token: TokenLogprobs) -> TokenText:
-        text = self._text.token_text
-        top = tuple((text(token_id), logprob) for token_id, logprob in token.top)
-        return TokenText(text(token.token_id), token.logprob, top)
+
+def spell(text: ChatText, token: TokenLogprobs) -> TokenText:
+    """Return a token and its alternatives as texts."""
+    top = tuple((text.token_text(token_id), logprob) for token_id, logprob in token.top)
+    return TokenText(text.token_text(token.token_id), token.logprob, top)
 
 
 async def gather_deltas(
@@ -86,19 +173,42 @@ async def gather_deltas(
     delta of every round costs an orchestrator more than what it does itself for a round
     (``benchmarks/serving/rounds.py``). The later deltas are one for each choice.
     """
-    deltas: dict[int, list[TextDelta]] = {}
+    deltas: dict[int, list[ChoiceDelta]] = {}
     has_begun = False
     async for event in events:
-        if isinstance(event, TextDelta) and has_begun:
+        if isinstance(event, ChoiceDelta) and has_begun:
             deltas.setdefault(event.choice, []).append(event)
             continue
-        has_begun = has_begun or isinstance(event, TextDelta)
-        if isinstance(event, ChoiceDelta) and (before := deltas.pop(event.choice, None)):
-            yield as_one(before)  # what is of another kind keeps its place in the choice
+        has_begun = has_begun or isinstance(event, ChoiceDelta)
         if isinstance(event, Finished):
             for _, parts in sorted(deltas.items()):
-                yield as_one(parts)
+                for joined in join_neighbours(parts):
+                    yield joined
         yield event
+
+
+def join_neighbours(deltas: Iterable[ChoiceDelta]) -> Iterator[ChoiceDelta]:
+    """Yield the deltas of one choice, with neighbours of one kind and call as one."""
+
+    def kind(delta: ChoiceDelta) -> object:
+        if isinstance(delta, CallDelta):
+            return delta.index
+        return type(delta) if isinstance(delta, TextDelta | ThinkingDelta) else id(delta)
+
+    for _, neighbours in groupby(deltas, kind):
+        first, *rest = neighbours
+        if isinstance(first, TextDelta):
+            first = as_one([first, *(each for each in rest if isinstance(each, TextDelta))])
+        elif isinstance(first, ThinkingDelta):
+            texts = (each.text for each in rest if isinstance(each, ThinkingDelta))
+            num_tokens = sum(each.num_tokens for each in (first, *rest))
+            first = replace(first, text=first.text + "".join(texts), num_tokens=num_tokens)
+        elif isinstance(first, CallDelta):
+            pieces = (each.arguments for each in rest if isinstance(each, CallDelta))
+            num_tokens = sum(each.num_tokens for each in (first, *rest))
+            arguments = first.arguments + "".join(pieces)
+            first = replace(first, arguments=arguments, num_tokens=num_tokens)
+        yield first
 
 
 def as_one(parts: Sequence[TextDelta]) -> TextDelta:
@@ -106,7 +216,14 @@ def as_one(parts: Sequence[TextDelta]) -> TextDelta:
     text = "".join(part.text for part in parts)
     logprobs = tuple(each for part in parts for each in part.logprobs)
     num_tokens = sum(part.num_tokens for part in parts)
-    return TextDelta(parts[0].choice, text, logprobs, parts[-1].finish_reason, num_tokens)
+    finish = parts[-1].finish_reason
+    return TextDelta(parts[0].choice, text, logprobs, finish, num_tokens=num_tokens)
+
+
+def _says_anything(delta: ChoiceDelta) -> bool:
+    if isinstance(delta, TextDelta):
+        return bool(delta.text or delta.logprobs or delta.finish_reason)
+    return not isinstance(delta, ThinkingDelta) or bool(delta.text)
 
 
 async def merge_answers(

@@ -73,10 +73,12 @@ def _read_answers(
     asked = choose_query(last, text.token_offsets, budget_tokens=_QUESTION_TOKENS).question
     answers = []
     for answer in run.answers:
-        token_ids, growing = answer.statistics.token_ids, text.stream()
+        token_ids, growing = answer.statistics.token_ids, answer.decode_by(text.stream())
         ends = [*accumulate(len(growing.push([token_id])) for token_id in token_ids)]
-        shown = text.stream(request.stop)
-        told = shown.push(token_ids) + shown.finish()
+        stops, includes_stop = request.stop_token_ids, request.include_stop_str_in_output
+        shown = answer.decode_by(text.stream(request.stop, stops, includes_stop=includes_stop))
+        # Calls state nothing.
+        told = "" if answer.has_calls else shown.push(token_ids) + shown.finish()
         answers.append(CompleteAnswer(token_ids, ends, find_claims(answer.choice, told, asked)))
     find_copies([c for each in answers for c in each.claims], documents, run.chunks, RULE)
     return answers, {document.name: document.text for document in documents}

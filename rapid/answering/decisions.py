@@ -41,6 +41,7 @@ _SENTENCES: dict[Cause, str] = {
     "still indexing": "the documents were still being indexed for retrieval; ask again later",
     "retrieval lost": "retrieval did not answer",
     "drafter's prompt too long": "what the drafter would read does not fit",
+    "target's prompt too long": "the documents do not fit the target",
     "no drafter": "no drafter could be had",
     "drafter lost": "the drafter was lost before the first token",
     **{own.name: f"{own.name} drafts: nothing to fuse with" for own in get_args(OwnDrafting)},

@@ -18,6 +18,7 @@ def affinity_of(request: GenerateRequest) -> str:
     long = [document.digest for document in request.documents]
     if not long:
         said = [message.text for message in request.messages if message.role == "user"]
+        said += [each[:_LONG_CHARACTERS] for each in map(str, request.prompts[:1])]
         long = [text for text in said[:1] if len(text) >= _LONG_CHARACTERS]
     if not long:
         return ""

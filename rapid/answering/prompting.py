@@ -9,21 +9,40 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rapid.answering.answerable import append_question
 from rapid.answering.decisions import Evidence
-from rapid.answering.query import choose_query
-from rapid.answering.request_plan import too_long
+from rapid.answering.query import choose_query, join_earlier
+from rapid.answering.sections import drop_worst, join_passages
+from rapid.answering.turns import drop_turns
 from rapid.checkpoints.text import ChatText
 from rapid.documents import InlineDocuments
-from rapid.errors import RapidError, RetrievalPending, UnknownDocument
-from rapid.messages import Document, GenerateRequest, Int32Array, Message, Tell, as_prompt
+from rapid.errors import (
+    BadRequest,
+    PromptTooLong,
+    RapidError,
+    RetrievalPending,
+    RetrievalUnavailable,
+    UnknownDocument,
+)
+from rapid.events import Tell
+from rapid.messages import (
+    Document,
+    GenerateRequest,
+    Int32Array,
+    Message,
+    ThinkingRequest,
+    as_prompt,
+)
 from rapid.ports import DocumentResolver, Found, Passage, Retrieval
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
+from rapid.receipt import ReadPart
 from rapid.threads import Threads
 
 logger = logging.getLogger(__name__)
@@ -32,7 +51,8 @@ Made = TypeVar("Made")
 
 _NUM_THREADS = 2  # a megabyte of text takes each about 125 MB meanwhile
 _PLAUSIBLE_CHARACTERS = 8  # of a token; a text with more to each token of the context is suspect
-_NOTHING = Evidence(0, "nothing to retrieve from")
+_CHARACTERS_OF_JSON = 3  # of a token, about, in descriptions of tools
+NOTHING = Evidence(0, "nothing to retrieve from")
 _BELOW_FLOOR = Evidence(0, "nothing above the floor")
 _LOST = Evidence(0, "retrieval lost")
 _PENDING = Evidence(0, "still indexing")
@@ -50,11 +70,13 @@ class Search:
         plan: The drafter's chat with its gaps, and the documents to search.
         query: Text to search for.
         budget_tokens: Tokens that may be retrieved.
+        joined: The question with those before it, if it is searched for with them.
     """
 
     plan: DrafterPlan
     query: str
     budget_tokens: int
+    joined: str | None = None
 
 
 def plan_search(
@@ -84,6 +106,7 @@ def plan_search(
         if num_tokens is None:
             texts = [document.text for document in documents]
             texts += [message.text for message in messages]
+            texts += [str(call) for message in messages for call in message.tool_calls]
             num_tokens = sum(map(text.count_tokens, texts))
         budget_tokens = budget_for(num_tokens)
     last = next(each.text for each in reversed(messages) if each.role == "user")
@@ -95,8 +118,12 @@ def plan_search(
         count_tokens=text.count_tokens,
         question=chosen.question,
     )
-    searched_for = f"{chosen.text} {answer}" if answer else chosen.text
-    return Search(plan, searched_for, budget_tokens)
+    joined = None
+    if query is None:
+        joined = join_earlier(messages, text.token_offsets, budget_tokens=budget_tokens)
+    searched_for = joined or chosen.text
+    searched_for = f"{searched_for} {answer}" if answer else searched_for
+    return Search(plan, searched_for, budget_tokens, joined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +133,27 @@ class DrafterPrompt:
     Attributes:
         messages: The chat that `prompt_ids` render, with retrieved chunks in place of its long
             parts.
+        joined: As in `Search`, where something was searched.
     """
 
     prompt_ids: Int32Array
     chunks: tuple[Passage, ...]
     evidence: Evidence
     messages: tuple[Message, ...]
+    joined: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """A prompt as the target reads it, with the vocabulary's names of its tokens.
+
+    Attributes:
+        max_model_len: The longest prompt and answer, in tokens.
+    """
+
+    token_ids: tuple[int, ...]
+    token_strs: tuple[str, ...]
+    max_model_len: int
 
 
 class RequestPrompts:
@@ -191,16 +233,156 @@ class RequestPrompts:
     def _encode_target_prompt(
         self, request: GenerateRequest, documents: Sequence[Document], max_context: int
     ) -> list[int]:
+        if request.prompts:
+            return self._encode_raw(self.target, request, max_context)
         texts = [each.text for each in documents]
         texts += [each.text for each in request.messages]
+        texts += [str(call) for each in request.messages for call in each.tool_calls]
+        texts += [str(each) for each in (request.tools.tools if request.tools else ())]
         is_suspect = sum(map(len, texts)) > _PLAUSIBLE_CHARACTERS * max_context
         if is_suspect and self.target.has_more_tokens(texts, max_context):
-            raise too_long(
+            raise PromptTooLong.of(
                 max_context,
                 f"the prompt has more than the {max_context} tokens of the target's context.",
             )
         chat = target_messages(request.messages, documents)
-        return self.target.encode_chat(chat, day=request.date)
+        tools = request.tools.tools if request.tools else ()
+        thinks = request.thinking.is_on
+        return self.target.encode_chat(chat, day=request.date, tools=tools, thinks=thinks)
+
+    def _encode_raw(self, text: ChatText, request: GenerateRequest, max_context: int) -> list[int]:
+        """Return a prompt that is no chat, with the tokenizer of a model."""
+        (prompt,) = request.prompts
+        if not prompt:
+            raise BadRequest("the prompt is empty", "messages", "invalid_value")
+        if not isinstance(prompt, str):
+            if beyond := [each for each in prompt if each >= self.vocab_size]:
+                raise BadRequest(
+                    f"the prompt has the token id {beyond[0]}, and the model's vocabulary has "
+                    f"{self.vocab_size} tokens",
+                    "messages",
+                    "invalid_value",
+                )
+            return list(prompt)
+        is_suspect = len(prompt) > _PLAUSIBLE_CHARACTERS * max_context
+        if is_suspect and text.has_more_tokens([prompt], max_context):
+            raise PromptTooLong.of(
+                max_context, f"the prompt has more than {max_context} tokens. Shorten it."
+            )
+        return text.encode(prompt, adds_special_tokens=request.adds_special_tokens)
+
+    async def tokenize(self, request: GenerateRequest, max_context: int) -> TokenizedPrompt:
+        """Return the tokens of a request's prompt, however long it is.
+
+        Raises:
+            BadRequest: The request has no such prompt.
+            UnknownDocument: The text of a document is not known.
+        """
+        documents = await self._resolver.resolve(request.tenant, request.documents)
+
+        def encode() -> TokenizedPrompt:
+            token_ids = self._encode_target_prompt(request, documents, sys.maxsize)
+            names = self.target.tokenizer.convert_ids_to_tokens(token_ids)
+            return TokenizedPrompt(tuple(token_ids), tuple(names), max_context)
+
+        return await self._threads.run(request.tenant, encode)
+
+    async def detokenize(self, request: GenerateRequest) -> str:
+        """Return the text of a prompt that is token ids, with the special ones.
+
+        Raises:
+            BadRequest: One is beyond the vocabulary.
+        """
+
+        def decode() -> str:
+            token_ids = self._encode_raw(self.target, request, sys.maxsize)
+            return self.target.decode(token_ids, shows_special=True)
+
+        return await self._threads.run(request.tenant, decode)
+
+    async def drop_turns(
+        self, request: GenerateRequest, max_context: int, room: int
+    ) -> tuple[Int32Array, tuple[int, ...]]:
+        """Return a prompt for the target without the oldest turns, and their messages' places.
+
+        Its documents, its system texts and its question are whole, even if they are too long.
+
+        Args:
+            request: The request with the chat.
+            max_context: Longest prompt plus answer, in tokens.
+            room: Longest prompt, in tokens.
+
+        Raises:
+            PromptTooLong: What is whole has certainly more than `max_context` tokens.
+            UnknownDocument: The text of a document is not known.
+        """
+        documents = await self._resolver.resolve(request.tenant, request.documents)
+
+        def encode(kept: tuple[Message, ...]) -> list[int]:
+            asked = replace(request, messages=kept)
+            return self._encode_target_prompt(asked, documents, max_context)
+
+        more = request.messages, room, encode, self.target.count_tokens
+        prompt_ids, places = await self._threads.run(request.tenant, drop_turns, *more)
+        return as_prompt(prompt_ids), places
+
+    async def shorten_prompt(
+        self, request: GenerateRequest, max_context: int, room: int, *, tell: Tell | None = None
+    ) -> tuple[Int32Array, tuple[ReadPart, ...]]:
+        """Return a prompt for the target with the best passages of the documents, and which.
+
+        They are in document order, as many as fit, best first; the rest of the chat is whole.
+
+        Args:
+            request: The request with the chat.
+            max_context: Longest prompt plus answer, in tokens.
+            room: Longest prompt, in tokens.
+            tell: Is told how far the indexing of new documents is.
+
+        Raises:
+            PromptTooLong: The rest of the chat is too long already, or no passage of the documents
+                has to do with the question.
+            RetrievalUnavailable: Nothing can be retrieved now.
+            UnknownDocument: The text of a document is not known.
+        """
+        documents = await self._resolver.resolve(request.tenant, request.documents)
+        encode = self._encode_target_prompt
+        whole = await self._threads.run(request.tenant, encode, request, (), max_context)
+        left = room - len(whole)
+        last = next(each.text for each in reversed(request.messages) if each.role == "user")
+        choose = functools.partial(choose_query, budget_tokens=max(1, left), query=request.query)
+        query = await self._threads.run(request.tenant, choose, last, self.target.token_offsets)
+        joined = None
+        if request.query is None:
+            join = functools.partial(join_earlier, budget_tokens=max(1, left))
+            offsets = self.target.token_offsets
+            joined = await self._threads.run(request.tenant, join, request.messages, offsets)
+        passages: Sequence[Passage] = ()
+        if left > 0:
+            try:
+                asked = request.tenant, documents, joined or query.text, left, tell
+                passages = (await self._retrieve(*asked)).chunks
+            except RapidError as error:
+                logger.warning("request %s: no sections: %s", request.request_id, error)
+                raise RetrievalUnavailable(
+                    "The documents do not fit the target's context, and nothing can be retrieved "
+                    "from them now: ask again."
+                ) from None
+        while passages:
+            kept, sections = join_passages(documents, passages)
+            prompt_ids = await self._threads.run(
+                request.tenant, encode, request, kept, 2 * max_context
+            )
+            if (over := len(prompt_ids) - room) <= 0:
+                return as_prompt(prompt_ids), sections
+            passages = await self._threads.run(
+                request.tenant, drop_worst, passages, over, self.target.count_tokens
+            )
+        raise PromptTooLong.of(
+            max_context,
+            "the documents do not fit beside the rest of the chat, and no passage of them that "
+            "fits has to do with the question.",
+        )
 
     async def drafter_prompt(
         self,
@@ -224,6 +406,10 @@ class RequestPrompts:
         Raises:
             UnknownDocument: The text of a document is not known.
         """
+        if request.prompts:  # which has no long parts: the drafter reads what the target reads
+            asked = self.drafter, request, num_tokens or 0
+            prompt_ids = await self._threads.run(request.tenant, self._encode_raw, *asked)
+            return DrafterPrompt(as_prompt(prompt_ids), (), NOTHING, ())
         documents = await self._resolver.resolve(request.tenant, request.documents)
         search = await self._threads.run(
             request.tenant,
@@ -238,10 +424,12 @@ class RequestPrompts:
             answer=answer,
         )
         chunks: tuple[Passage, ...] = ()
-        evidence = _NOTHING
+        evidence = NOTHING
         if search.plan.documents:
             try:
-                found = await self._retrieve(request.tenant, search, tell)
+                found = await self._retrieve(
+                    request.tenant, search.plan.documents, search.query, search.budget_tokens, tell
+                )
             except RetrievalPending:
                 evidence = _PENDING
             except RapidError as error:
@@ -253,7 +441,8 @@ class RequestPrompts:
                 evidence = _evidence_of(found)
         messages = drafter_messages(search.plan, chunks)
         prompt_ids = await self._encode(self.drafter, request, messages)
-        return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence, messages)
+        joined = search.joined if search.plan.documents else None
+        return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence, messages, joined)
 
     async def witness_prompt(self, request: GenerateRequest, found: DrafterPrompt) -> Int32Array:
         """Return what the drafter reads, in the target's own template [tokens]."""
@@ -261,26 +450,41 @@ class RequestPrompts:
 
     async def answerable_prompt(self, request: GenerateRequest, found: DrafterPrompt) -> Int32Array:
         """Return the drafter's prompt with the question whether it can answer [tokens]."""
-        return as_prompt(await self._encode(self.drafter, request, append_question(found.messages)))
+        thoughtless = replace(request, thinking=ThinkingRequest(is_on=False))
+        asked = append_question(found.messages)
+        prompt_ids = await self._encode(self.drafter, thoughtless, asked)
+        marks = self.drafter.thinking_marks
+        if marks is not None and self.drafter.find_thinking(prompt_ids):
+            prompt_ids += [marks.closing, *self.drafter.encode("\n\n")]
+        return as_prompt(prompt_ids)
 
     async def _encode(
         self, text: ChatText, request: GenerateRequest, messages: Sequence[Message]
     ) -> list[int]:
-        encode = text.encode_chat
-        return await self._threads.run(request.tenant, encode, messages, day=request.date)
+        encode, tools = text.encode_chat, request.tools.tools if request.tools else ()
+        day, thinks = request.date, request.thinking.is_on
+        return await self._threads.run(
+            request.tenant, encode, messages, day=day, tools=tools, thinks=thinks
+        )
 
     def longest_drafter_prompt(self, request: GenerateRequest, num_target_tokens: int) -> int:
         """Estimate the longest possible drafter prompt, in tokens, before retrieval."""
         budget = request.retrieval_tokens or self._budget_tokens
-        return min(num_target_tokens, 2 * (budget or self._budget_for(num_target_tokens)))
+        longest = 2 * (budget or self._budget_for(num_target_tokens))
+        described = sum(len(str(each)) for each in (request.tools.tools if request.tools else ()))
+        return min(num_target_tokens, longest + described // _CHARACTERS_OF_JSON)
 
-    async def _retrieve(self, tenant: str, search: Search, tell: Tell | None) -> Found:
+    async def _retrieve(
+        self,
+        tenant: str,
+        documents: Sequence[Document],
+        query: str,
+        budget_tokens: int,
+        tell: Tell | None,
+    ) -> Found:
         if self._retrieval is None:
             raise RapidError("no retriever is deployed")
-        documents = search.plan.documents
-        return await self._retrieval.retrieve(
-            tenant, documents, search.query, search.budget_tokens, tell=tell
-        )
+        return await self._retrieval.retrieve(tenant, documents, query, budget_tokens, tell=tell)
 
 
 def _evidence_of(found: Found) -> Evidence:

@@ -12,11 +12,22 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rapid.messages import Message
+
 TokenOffsets = Callable[[str], Sequence[tuple[int, int]]]
 
 _MAX_QUESTION_TOKENS = 512
 _MAX_SHORT_TOKENS = 128
 _MAX_JOINED_TOKENS = 32
+_MAX_FOLLOW_UP_TOKENS = 12
+# What a question that leaves something out begins with or names, in English. Length alone says too
+# little: in a chat about several documents whole questions find less behind others
+# (benchmarks/results/follow_ups.md).
+_FOLLOWS = re.compile(
+    r"^\W*(and|but|or|also|what about|how about)\b"
+    r"|\b(it|its|that|this|these|those|they|them|their|he|she|him|his|her)\b",
+    re.IGNORECASE,
+)
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
 _LINE = re.compile(r"\n\s*")
 
@@ -73,6 +84,35 @@ def choose_query(
     joined = (b for b in begins if len(starts) - bisect_left(starts, b) <= _MAX_JOINED_TOKENS)
     text = query or message[next(joined, begins[-1]) :].strip()
     return Query(text=text, question=message[cut:], context=message[:cut])
+
+
+def join_earlier(
+    messages: Sequence[Message], token_offsets: TokenOffsets, *, budget_tokens: int
+) -> str | None:
+    """Return the last question behind those before it, as a text to search for.
+
+    A short question that begins with "and" or names only "that" leaves out what it is about. The
+    ones before it are added, back to one that does not, or to 128 tokens together. A question that
+    leaves out nothing stays alone: None.
+
+    Args:
+        messages: The chat.
+        token_offsets: As for `choose_query`, as is `budget_tokens`.
+        budget_tokens: Budget of the retrieved context, in tokens.
+    """
+    asked = [message for message in reversed(messages) if message.role == "user"]
+    if len(asked) < 2:
+        return None
+    questions, num_tokens = list[str](), 0
+    for message in asked:
+        chosen = choose_query(message.text, token_offsets, budget_tokens=budget_tokens)
+        questions.append(chosen.text)
+        length = len(token_offsets(chosen.text))
+        num_tokens += length
+        follows = length <= _MAX_FOLLOW_UP_TOKENS and _FOLLOWS.search(chosen.text)
+        if not follows or num_tokens > _MAX_SHORT_TOKENS:
+            break
+    return " ".join(reversed(questions)) if len(questions) > 1 else None
 
 
 def _begins(separator: re.Pattern[str], message: str, start: int) -> list[int]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from rapid.answering.decisions import Decision, Evidence, decide, decide_without_reader
-from rapid.answering.prompting import DrafterPrompt
+from rapid.answering.prompting import NOTHING, DrafterPrompt
 from rapid.answering.run import Run
 from rapid.answering.sources import WitnessedSource, choose
 from rapid.errors import PromptTooLong
-from rapid.messages import Reading
+from rapid.events import Reading
+from rapid.messages import GenerateRequest
 from rapid.tracing import span
 
 _SAY_S = 0.5  # between two looks at how far retrieval is
@@ -23,7 +25,7 @@ class Readings:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._request, self._prompts = run.request, run.services.prompts
+        self._prompts = run.services.prompts
         self._news: Reading | None = None
 
     async def read(self, begins: asyncio.Event) -> None:
@@ -37,11 +39,24 @@ class Readings:
         elif own_drafting := run.plan.own_drafting:
             run.decision = decide_without_reader(asked, own_drafting)
             run.source = choose(own_drafting, run.services.pools.target)
+        elif asked == "auto" and run.request.prompts:
+            run.decision = decide(asked, NOTHING)
+        if run.plan.role == "target":
+            try:
+                await self.render_chat()
+                run.plan.fit("target", len(run.prompts["target"]), self._request.max_tokens)
+            except PromptTooLong:
+                if self._request.speculation.truncates and await self._drop_turns():
+                    return
+                if self._request.speculation.too_long == "refuse" or not self._request.documents:
+                    raise
+                if run.plan.own_drafting:  # nothing is retrieved there
+                    raise
+                begins.set()
+                await self._shorten()
         elif asked == "rag":
             begins.set()
             run.decision, _ = await self.resolve()
-        if run.plan.role == "target":
-            await self.render_chat()
 
     async def render_chat(self) -> None:
         """Render the whole chat as the target's prompt.
@@ -57,6 +72,49 @@ class Readings:
             except PromptTooLong as error:
                 raise PromptTooLong(f"{error}{self._run.plan.hint('target')}") from None
         self._run.prompts["target"] = prompt_ids
+
+    async def _drop_turns(self) -> bool:
+        """Let the target read the chat without its oldest turns; return whether it fits then.
+
+        The drafter's retrieval still searches them.
+        """
+        run, longest = self._run, self._request.max_tokens
+        asked = self._request, run.plan.max_context["target"], run.plan.room(longest)
+        try:
+            with span("truncate"):
+                prompt_ids, left_out = await self._prompts.drop_turns(*asked)
+            run.plan.fit("target", len(prompt_ids), longest)
+        except PromptTooLong:
+            return False
+        run.prompts["target"], run.left_out = prompt_ids, left_out
+        return True
+
+    async def _shorten(self) -> None:
+        """Let the drafter answer from the documents, or the target read the parts of them that fit.
+
+        Raises:
+            PromptTooLong: The rest of the chat is too long already, or nothing of the documents has
+                to do with the question.
+            RetrievalUnavailable: Nothing can be retrieved now.
+        """
+        run = self._run
+        if self._request.speculation.too_long == "rag":
+            run.prompts.clear()
+            run.replan("rag")
+            decision, _ = await self.resolve()
+            run.decision = replace(decision, cause="target's prompt too long")
+            return
+        room = run.plan.room(self._request.max_tokens)
+        began = time.monotonic()
+        with span("sections"):
+            run.prompts["target"], run.sections = await self._prompts.shorten_prompt(
+                self._request, run.plan.max_context["target"], room, tell=self._note
+            )
+        run.retrieval_ms += 1e3 * (time.monotonic() - began)
+
+    @property
+    def _request(self) -> GenerateRequest:
+        return self._run.request
 
     async def find(self, answer: str = "") -> DrafterPrompt:
         """Retrieve what the drafter is to read, for the question and the answer so far."""
@@ -121,6 +179,6 @@ class Readings:
         if run.plan.role == "target":
             run.plan.fit("drafter", len(found.prompt_ids), run.session.terms.max_tokens)
         run.prompts["drafter"] = found.prompt_ids
-        run.chunks = found.chunks
+        run.chunks, run.joined_query = found.chunks, found.joined
         if has_witness:
             run.prompts["witness"] = await self._prompts.witness_prompt(self._request, found)

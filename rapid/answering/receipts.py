@@ -7,17 +7,22 @@ from collections.abc import Mapping, Sequence
 from rapid.answering.decisions import FUSING
 from rapid.answering.run import Run
 from rapid.answering.session import Role
+from rapid.engine_status import LeaseUsage
 from rapid.messages import Int32Array
 from rapid.receipt import ChunkUsed, Citations, Explanation, Receipt
 from rapid.speculation.statistics import RoundStatistics
 
 
-def receipt_of(run: Run, citations: Citations | None = None) -> Receipt:
+def receipt_of(
+    run: Run, used: Mapping[Role, LeaseUsage], citations: Citations | None = None
+) -> Receipt:
     """Build the receipt of a complete request; its eta is 0 if nothing was fused."""
     request, session = run.request, run.session
     decision, terms = run.outcome, session.terms
     counters = [answer.statistics for answer in run.answers]
     speculation, prefill = terms.speculation, run.prefill
+    drafting = used.get("drafter", LeaseUsage())
+    whole = sum(used.values(), LeaseUsage())
     timings = {
         **session.timings_ms,
         "retrieval": run.retrieval_ms,
@@ -49,6 +54,13 @@ def receipt_of(run: Run, citations: Citations | None = None) -> Receipt:
         witness_tokens=len(run.prompts.get("witness", ())),
         kv_cache_dtype=dict(session.kv_cache_dtype),
         citations=citations,
+        target_s=whole.busy_s - drafting.busy_s,
+        drafter_s=drafting.busy_s,
+        kv_byte_s=whole.kv_byte_s,
+        left_out=run.left_out,
+        sections=run.sections,
+        joined_query=run.joined_query,
+        ignored=request.ignored,
         explanation=_explanation(run.prompts, counters) if request.explain else None,
     )
 

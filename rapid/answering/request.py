@@ -26,39 +26,34 @@ from rapid.answering.citing import cite
 from rapid.answering.readings import Readings
 from rapid.answering.receipts import receipt_of
 from rapid.answering.request_leases import LOSSES, Leases
-from rapid.answering.request_plan import RequestPlan
 from rapid.answering.rounds import Rounds
 from rapid.answering.run import Run
 from rapid.answering.services import Services
 from rapid.errors import DrafterHangs
-from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started
+from rapid.events import Finished, GenerationEvent, Started
+from rapid.messages import GenerateRequest
 from rapid.tracing import span
 
 
 class RequestRun:
     """One request in run, from its chat to its receipt."""
 
-    def __init__(self, services: Services, request: GenerateRequest) -> None:
+    def __init__(
+        self, services: Services, request: GenerateRequest, *, is_started: bool = False
+    ) -> None:
         """Settle what does not depend on the text, and refuse what can never be answered.
 
         Args:
             services: What all requests of the process share.
             request: The request.
+            is_started: Whether its response has begun with another part of it, so that it is not
+                refused for want of room.
 
         Raises:
             BadRequest: The settings cannot be served.
             PromptTooLong: The answer alone would fill the context.
         """
-        plan = RequestPlan.of(
-            request,
-            services.speculation,
-            services.pools.max_context,
-            services.config.default_max_tokens,
-            own_drafting=services.pools.own_drafting,
-            vocab_size=services.prompts.vocab_size,
-            vllm_drafts=services.pools.vllm_drafts,
-        )
-        self._run = Run(services, request, plan)
+        self._run = Run(services, request, is_started=is_started)
         self._readings = Readings(self._run)
 
     async def events(self) -> AsyncGenerator[GenerationEvent]:
@@ -103,4 +98,5 @@ class RequestRun:
                 with span("failover"):
                     await leases.take(asyncio.Event())
             citations = await cite(run, leases.verifier) if run.request.citations else None
-            yield Finished(receipt_of(run, citations))
+            used = await session.settle()
+            yield Finished(receipt_of(run, used, citations))

@@ -123,6 +123,7 @@ class Leases:
             log_odds=[each.statistics.log_odds for each in run.answers if committed],
             companion_tokens=run.source.companion_tokens if run.source else 0,
             affinity=affinity_of(self._request) if role == "target" else "",
+            scored_from=run.scored_from,
         )
 
     async def take_drafter(self, verifier: Holding) -> None:

@@ -6,20 +6,22 @@ All functions are pure, except `draw_seed`, and `sampling_of` where it draws a m
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from rapid.checkpoints.thinking_marks import ThinkingMarks
 from rapid.config import (
     PAPER,
     Mode,
     OwnDrafting,
     SamplingConfig,
     SpeculationConfig,
+    ThinkingRule,
     vllm_refusal,
 )
 from rapid.errors import BadRequest, PromptTooLong
-from rapid.messages import GenerateRequest
+from rapid.messages import GenerateRequest, ThinkingRequest
 
 if TYPE_CHECKING:
     from rapid.answering.session import Role
@@ -31,7 +33,8 @@ _CANDIDATE_BYTES = 8  # of a candidate in a block: an int32 id and a float32 pro
 
 _HINTS: dict[Role, str] = {
     "target": " Shorten it, lower max_tokens, or use `mode: rag`, which reads only what retrieval "
-    "finds in attached documents.",
+    "finds in attached documents, `too_long: sections`, with which the target reads what fits, or "
+    "`truncation: auto`, which leaves out the oldest turns.",
     "drafter": " Lower rapid.retrieval_tokens or max_tokens.",
 }
 _HINT_WITHOUT_RETRIEVAL = " Shorten it or lower max_tokens."
@@ -47,6 +50,7 @@ class RequestPlan:
         own_drafting: Settings of a drafter for which nothing is retrieved; None if models draft.
         max_context: Longest prompt plus answer on an engine of each role, in tokens.
         default_max_tokens: Longest answer, in tokens, where the request names none.
+        is_raw: Whether the prompt is no chat, and nothing is retrieved for it.
     """
 
     mode: Mode
@@ -56,6 +60,7 @@ class RequestPlan:
     speculation: SpeculationConfig
     max_context: Mapping[Role, int]
     default_max_tokens: int
+    is_raw: bool = False
 
     @classmethod
     def of(
@@ -67,6 +72,7 @@ class RequestPlan:
         *,
         own_drafting: OwnDrafting | None,
         vocab_size: int,
+        spell: Callable[[str], Sequence[int]],
         vllm_drafts: bool = False,
     ) -> Self:
         """Settle a request, and refuse what can never be answered.
@@ -76,14 +82,16 @@ class RequestPlan:
             PromptTooLong: The answer alone would fill the context.
         """
         check_refresh(request, own_drafting)
+        check_penalty(request)
         plan = cls(
             request.speculation.mode,
             "drafter" if request.speculation.mode == "rag" else "target",
             own_drafting,
-            sampling_of(request),
+            sampling_of(request, spell_words(request.bad_words, spell)),
             speculation_of(request, defaults, own_drafting),
             max_context,
             default_max_tokens,
+            bool(request.prompts),
         )
         longest, hint = max_context[plan.role], plan.hint(plan.role)
         check_lengths(request, longest, max_context["drafter"], whose=plan.role, hint=hint)
@@ -107,11 +115,21 @@ class RequestPlan:
         """
         longest, hint = self.max_context[role], self.hint(role)
         default = self.default_max_tokens
+        max_tokens = max_tokens if max_tokens is None else max(max_tokens, 1)  # a lease's least
         return answer_tokens(max_tokens, default, num_prompt, longest, whose=role, hint=hint)
+
+    def room(self, max_tokens: int | None) -> int:
+        """Return the longest prompt of the target, in tokens, beside an answer that is worth it.
+
+        Where no length is wanted, that is the default, or a quarter of the context if it is less.
+        """
+        longest = self.max_context["target"]
+        return longest - (max_tokens or min(self.default_max_tokens, longest // 4))
 
     def hint(self, role: Role) -> str:
         """Return the advice for a prompt that is too long on an engine of this role."""
-        return _HINT_WITHOUT_RETRIEVAL if self.own_drafting else _HINTS[role]
+        has_no_retrieval = self.own_drafting or self.is_raw
+        return _HINT_WITHOUT_RETRIEVAL if has_no_retrieval else _HINTS[role]
 
 
 def draw_seed() -> int:
@@ -119,12 +137,89 @@ def draw_seed() -> int:
     return secrets.randbits(_SEED_BITS)
 
 
-def sampling_of(request: GenerateRequest) -> SamplingConfig:
+def spell_words(
+    words: Sequence[str], spell: Callable[[str], Sequence[int]]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the token ids of words, at the beginning of an answer and behind a space.
+
+    `spell` returns those of a text.
+    """
+    spelled = {tuple(spell(start + word)) for word in words for start in ("", " ")}
+    return tuple(sorted(spelled - {()}))
+
+
+def sampling_of(
+    request: GenerateRequest, bad_words: tuple[tuple[int, ...], ...] = ()
+) -> SamplingConfig:
     """Return the sampling settings of a request; a missing seed is drawn at random."""
     seed = request.drawn_seed if request.seed is None else request.seed
     seed = draw_seed() if seed is None else seed
-    names = SamplingConfig.model_fields.keys() - {"seed"}
-    return SamplingConfig(seed=seed, **{name: getattr(request, name) for name in names})
+    names = SamplingConfig.model_fields.keys() - {"seed", "bad_words", "thinking"}
+    given = {name: getattr(request, name) for name in names}
+    return SamplingConfig(seed=seed, bad_words=bad_words, **given)
+
+
+def check_penalty(request: GenerateRequest) -> None:
+    """Refuse a repetition penalty over documents, where it keeps answers from their very words.
+
+    Raises:
+        BadRequest: The request does not say that it is meant so.
+    """
+    is_meant = request.penalize_documents or not request.documents
+    if request.repetition_penalty > 1 and not is_meant:
+        raise BadRequest(
+            "repetition_penalty over documents makes every word of theirs less likely in the "
+            "answer: leave it out, take frequency_penalty, or set rapid.penalize_documents.",
+            "repetition_penalty",
+            "invalid_value",
+        )
+
+
+def check_thinking(request: GenerateRequest, marks: ThinkingMarks | None) -> None:
+    """Refuse to have a model think, or bound it, that does not think apart.
+
+    Raises:
+        BadRequest: It has no marks of thinking.
+    """
+    if request.thinking.is_asked and (marks is None or request.prompts):
+        budget = request.thinking.budget
+        raise BadRequest(
+            "This model has no thinking that is told apart from its answers: leave out what asks "
+            "for it or bounds it.",
+            "reasoning_effort" if budget is None else "thinking_token_budget",
+            "unsupported",
+        )
+
+
+def rule_thinking(
+    asked: ThinkingRequest,
+    marks: ThinkingMarks | None,
+    max_tokens: int,
+    *,
+    is_open: bool | None,
+    has_grammar: bool,
+) -> ThinkingRule | None:
+    """Return what the tokens of an answer's thinking have to follow; None for nothing.
+
+    Args:
+        asked: How much is thought.
+        marks: What opens and closes it.
+        max_tokens: Longest answer, thinking included.
+        is_open: Whether the prompt has opened it; None if none follows.
+        has_grammar: Whether the answer behind it follows a grammar.
+    """
+    if marks is None or is_open is None:
+        return None
+    budget = asked.budget
+    if asked.is_on is False:
+        budget = 0
+    elif budget is None and asked.share is not None:
+        budget = int(asked.share * max_tokens)
+    if budget is None and not has_grammar:
+        return None
+    return ThinkingRule(
+        opening=marks.opening, closing=marks.closing, is_open=is_open, budget=budget
+    )
 
 
 def check_tokens(sampling: SamplingConfig, vocab_size: int) -> None:
@@ -174,6 +269,14 @@ def check_vllm_drafts(
     mode, is_greedy = request.speculation.mode, sampling.temperature == 0
     if mode == "plain":
         return
+    is_bounded = request.thinking != ThinkingRequest()  # as its end would be by a budget
+    if sampling.follows_answer or sampling.allowed_token_ids or is_bounded:
+        raise BadRequest(
+            "A drafter that vLLM computes follows no grammar, penalty or bound of tokens: ask with "
+            "rapid.mode 'plain', or without them.",
+            "rapid.mode",
+            "invalid_value",
+        )
     if refused := vllm_refusal(speculation, is_greedy=is_greedy):
         raise BadRequest("rapid.{} {}".format(*refused), f"rapid.{refused[0]}", "invalid_value")
     is_filtered = not is_greedy and (sampling.top_p < 1 or sampling.top_k is not None)
@@ -207,15 +310,6 @@ def check_refresh(request: GenerateRequest, own_drafting: OwnDrafting | None) ->
         raise BadRequest(f"rapid.refresh {why}", "rapid.refresh", "invalid_value")
 
 
-def too_long(max_context: int, why: str, param: str = "messages") -> PromptTooLong:
-    """Return the error of a prompt or answer that does not fit.
-
-    It begins with vLLM's sentence, by which clients such as litellm and LangChain know it.
-    """
-    start = f"This model's maximum context length is {max_context} tokens. However, "
-    return PromptTooLong(start + why, param)
-
-
 def check_lengths(
     request: GenerateRequest,
     max_context: int,
@@ -238,7 +332,7 @@ def check_lengths(
         BadRequest: The retrieved text alone would fill the drafter's context.
     """
     if request.max_tokens is not None and request.max_tokens >= max_context:
-        raise too_long(
+        raise PromptTooLong.of(
             max_context,
             f"a prompt with an answer of {request.max_tokens} tokens is longer than the "
             f"{whose}'s context of {max_context} tokens.{hint}",
@@ -304,7 +398,7 @@ def answer_tokens(
     wanted = 1 if asked is None else asked
     over = num_prompt + wanted - max_context
     if over > 0:
-        raise too_long(
+        raise PromptTooLong.of(
             max_context,
             f"the {whose}'s prompt has {num_prompt} tokens and the answer may have {wanted}: that "
             f"is {over} more than the {whose}'s context of {max_context} tokens.{hint}",

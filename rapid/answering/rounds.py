@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
-from rapid.answering.answers import GrowingAnswer, merge_answers
+from rapid.answering.answers import GrowingAnswer, merge_answers, spell
 from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.readings import Readings
 from rapid.answering.request_leases import Leases
 from rapid.answering.run import Run, cause_of
 from rapid.answering.session import DraftSource, Holding
 from rapid.answering.sources import PoolSource, Rereading, WitnessedSource
-from rapid.errors import DrafterHangs, DrafterUnavailable, RapidError, TargetUnavailable
-from rapid.messages import ChoiceDelta, Reading, Verdict
+from rapid.errors import (
+    DrafterHangs,
+    DrafterUnavailable,
+    EngineFailed,
+    RapidError,
+    TargetUnavailable,
+)
+from rapid.events import ChoiceDelta, Reading, TokenText
+from rapid.messages import Document, Verdict
 from rapid.ports import Refresh
 from rapid.receipt import Failover
 from rapid.speculation.pace.controller import Controller
@@ -55,6 +63,14 @@ class Rounds:
                 async for reading in readings:
                     yield reading
         run.prefill = await verifier.prefill
+        if self._request.echoes_prompt or self._request.max_tokens == 0:
+            if not run.has_told_prompt:
+                text, logprobs = await self._prompts.read(self._request, spell_prompt, run)
+                run.has_told_prompt = True
+                for answer in run.answers:
+                    yield answer.tell_prompt(text, logprobs, is_all=self._request.max_tokens == 0)
+            if self._request.max_tokens == 0:
+                return
         drafter_reads: asyncio.Task[None] | None = None
         if run.source is not None:
             drafter_reads = self._session.begin(self._read_by_drafter(run.source, verifier))
@@ -235,3 +251,27 @@ class Rounds:
         if run.source is not None and growing <= self._resting and not is_kept:
             self._session.begin(run.source.release())
             run.source = None
+
+
+def spell_prompt(_: Sequence[Document], run: Run) -> tuple[str, tuple[TokenText, ...]]:
+    """Return what answers begin with: the text of a prompt that is no chat, and its tokens.
+
+    There is no text unless it is to be told, and no tokens unless their log-probabilities are.
+
+    Raises:
+        EngineFailed: The engine has not scored the prompt.
+    """
+    request, text = run.request, run.services.prompts.target
+    if not request.echoes_prompt:
+        return "", ()
+    token_ids = run.prompts["target"].tolist()
+    (prompt,) = request.prompts
+    told = prompt if isinstance(prompt, str) else text.decode(token_ids)
+    if run.scored_from is None:
+        return told, ()
+    assert run.prefill is not None
+    scores = run.prefill.prompt_scores
+    if len(scores) != len(token_ids) - run.scored_from:
+        raise EngineFailed("the target's engine scores no prompts")
+    first = [] if request.num_known else [TokenText(text.token_text(token_ids[0]), math.nan)]
+    return told, (*first, *(spell(text, each) for each in scores))

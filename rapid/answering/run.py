@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rapid.answering.answers import GrowingAnswer
 from rapid.answering.decisions import FUSING, Decision, without_drafter
-from rapid.answering.request_plan import RequestPlan
+from rapid.answering.request_plan import RequestPlan, check_thinking, rule_thinking
 from rapid.answering.services import Services
 from rapid.answering.session import DraftSource, Role, Session
+from rapid.calling.call_forms import compile_calls
+from rapid.calling.call_reader import CallReader
+from rapid.checkpoints.text import ChatText
+from rapid.checkpoints.vocabulary import pack_tokens
+from rapid.config import Mode
+from rapid.documents import name_text
 from rapid.errors import DrafterUnavailable, RapidError, TargetHangs
 from rapid.messages import GenerateRequest, Int32Array, PrefillReceipt, Terms
 from rapid.ports import Passage
-from rapid.receipt import Failover
+from rapid.receipt import Failover, ReadPart
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +29,7 @@ _TARGETS_FAILOVERS: tuple[Failover, ...] = ("target lost", "target hung")
 
 @dataclass(slots=True)
 class Run:
-    """The state of one request: its fixed plan, and all that changes while it is answered.
+    """The state of one request: its plan, and all that changes while it is answered.
 
     Attributes:
         session: The leases that it holds; set once the prompt of the model that answers is known.
@@ -33,14 +39,18 @@ class Run:
         is_started: Whether the first leases were held and the response may have begun.
         prompts: Prompts of target, drafter and witness, by role.
         chunks: Retrieved chunks in the drafter's prompt.
+        joined_query: What was searched for, if it is the question with those before it.
         prefill: Prefill receipt of the model that answers.
         failovers: Failures after which the answer was continued, in order.
+        left_out: Places of the messages that the target does not read, as the chat is too long.
+        sections: What the target reads of documents that do not fit its context.
         retrieval_ms: Milliseconds spent on retrieval.
+        has_told_prompt: Whether the answers have begun with their prompt, if they are to.
     """
 
     services: Services
     request: GenerateRequest
-    plan: RequestPlan
+    plan: RequestPlan = field(init=False)
     session: Session = field(init=False, repr=False)
     decision: Decision | None = None
     source: DraftSource | None = None
@@ -48,9 +58,57 @@ class Run:
     is_started: bool = False
     prompts: dict[Role, Int32Array] = field(default_factory=dict)
     chunks: tuple[Passage, ...] = ()
+    joined_query: str | None = None
     prefill: PrefillReceipt | None = None
     failovers: list[Failover] = field(default_factory=list)
+    left_out: tuple[int, ...] = ()
+    sections: tuple[ReadPart, ...] = ()
     retrieval_ms: float = 0.0
+    has_told_prompt: bool = False
+
+    def __post_init__(self) -> None:
+        self.replan(self.request.speculation.mode)
+
+    def replan(self, mode: Mode) -> None:
+        """Settle the request in a mode, before anything of it is read.
+
+        Raises:
+            BadRequest: The settings cannot be served.
+            PromptTooLong: The answer alone would fill the context.
+        """
+        services = self.services
+        asked = replace(self.request.speculation, mode=mode)
+        self.request = replace(self.request, speculation=asked)
+        check_thinking(self.request, self._text.thinking_marks)
+        self.plan = RequestPlan.of(
+            replace(self.request, grammar=self._grammar),
+            services.speculation,
+            services.pools.max_context,
+            services.config.default_max_tokens,
+            own_drafting=services.pools.own_drafting,
+            vocab_size=services.prompts.vocab_size,
+            spell=services.prompts.target.encode,
+            vllm_drafts=services.pools.vllm_drafts,
+        )
+
+    @property
+    def _text(self) -> ChatText:
+        """The text of the model that answers."""
+        prompts = self.services.prompts
+        return prompts.drafter if self.request.speculation.mode == "rag" else prompts.target
+
+    @property
+    def _grammar(self) -> str | None:
+        """The grammar of the answers, calls included."""
+        request = self.request
+        tools, given = request.tools, request.grammar
+        if tools is None:
+            return given
+        is_bounded = request.min_tokens or request.allowed_token_ids or request.bad_words
+        is_free = is_bounded or request.ignore_eos or self.services.pools.vllm_drafts
+        if is_free and not tools.must_call:
+            return given  # which a grammar would contradict, or nobody would follow
+        return compile_calls(tools, self._text.call_form, self._text.call_tokens, given)
 
     @property
     def has_begun(self) -> bool:
@@ -67,6 +125,13 @@ class Run:
         if not self.has_begun:
             return []
         return [answer.statistics.token_ids for answer in self.answers]
+
+    @property
+    def scored_from(self) -> int | None:
+        """First token of the prompt whose log-probability is still to be told; None for none."""
+        request = self.request
+        is_scored = request.echoes_prompt and request.num_logprobs is not None
+        return max(1, request.num_known) if is_scored and not self.has_told_prompt else None
 
     @property
     def has_lost_drafter(self) -> bool:
@@ -99,21 +164,49 @@ class Run:
             PromptTooLong: The prompt with its answer does not fit the context.
         """
         request, plan = self.request, self.plan
-        num_prompt = len(self.prompts[plan.role])
+        prompt_ids, text = self.prompts[plan.role], self._text
+        max_tokens = plan.fit(plan.role, len(prompt_ids), request.max_tokens)
+        is_thinking = None if request.prompts else text.find_thinking(prompt_ids.tolist())
+        thinking = rule_thinking(
+            request.thinking,
+            text.thinking_marks,
+            max_tokens,
+            is_open=is_thinking,
+            has_grammar=plan.sampling.grammar is not None,
+        )
         terms = Terms(
             request.tenant,
-            plan.sampling,
+            plan.sampling.model_copy(update={"thinking": thinking}),
             plan.speculation,
-            plan.fit(plan.role, num_prompt, request.max_tokens),
+            max_tokens,
             request.num_choices,
             request.num_logprobs,
             request.cache_salt,
             request.is_streamed,
             request.request_id,
+            documents=frozenset(
+                name_text(request.tenant, each.digest) for each in request.documents
+            ),
+            weight=request.weight,
+            priority=request.priority,
+            prompt_set=pack_tokens(prompt_ids) if plan.sampling.repetition_penalty != 1 else b"",
         )
-        text = self.services.prompts.target
+        tools = request.tools
+        names = [each.name for each in tools.callable_ones] if tools else []
         self.answers = [
-            GrowingAnswer(choice, text, request.stop, terms.max_tokens)
+            GrowingAnswer(
+                choice,
+                text,
+                request.stop,
+                terms.max_tokens,
+                CallReader(text.call_form, names) if tools else None,
+                # Stays the same where another orchestrator generates the answer again.
+                str(request.drawn_seed or request.call_id),
+                request.stop_token_ids,
+                includes_stop=request.include_stop_str_in_output,
+                is_continued=bool(request.prompts),
+                is_thinking=is_thinking,
+            )
             for choice in range(request.num_choices)
         ]
         self.session = Session(terms)
@@ -134,7 +227,7 @@ class Run:
         """Remove what drafter and witness would have read, because no drafter is available."""
         self.prompts.pop("drafter", None)
         self.prompts.pop("witness", None)
-        self.chunks = ()
+        self.chunks, self.joined_query = (), None
 
     def lose_drafter(self, how: Failover, cause: object) -> None:
         """Continue every unfinished answer without a drafter.

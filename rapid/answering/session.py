@@ -22,7 +22,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from rapid.answering.round_spans import TracedVerifier
-from rapid.errors import DrafterUnavailable
+from rapid.engine_status import LeaseUsage
+from rapid.errors import DrafterUnavailable, RapidError
 from rapid.messages import Int32Array, LeaseRequest, PrefillReceipt, Terms, Verdict
 from rapid.ports import Drafter, EngineLease, EnginePool, Pace, Refresh
 from rapid.speculation.loop import speculate
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Role = Literal["target", "drafter", "witness"]
 Committed = Sequence[Sequence[int]]
+
+_SETTLING_S = 1.0  # longest wait at an answer's end for what it used; an engine may be lost by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,7 @@ class Session:
         self.kv_cache_dtype: dict[str, KVCacheDtype] = {}
         self.timings_ms = {"queue": 0.0, "target_prefill": 0.0, "drafter_prefill": 0.0}
         self._held = AsyncExitStack()
+        self._leases: list[tuple[Role, EngineLease]] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -189,6 +193,7 @@ class Session:
         affinity: str = "",
         terms: Terms | None = None,
         masks: Sequence[tuple[int, int]] = (),
+        scored_from: int | None = None,
     ) -> Holding:
         """Take a lease and begin its prefill.
 
@@ -205,6 +210,7 @@ class Session:
             affinity: Name of what the prompt is about; see `LeaseRequest`.
             terms: Settings of this lease alone; None takes the session's.
             masks: Parts of the prompt that the committed tokens do not see; see `LeaseRequest`.
+            scored_from: First token of the prompt to be scored; see `LeaseRequest`.
 
         Raises:
             Overloaded: There was no room in time.
@@ -223,14 +229,36 @@ class Session:
             affinity=affinity,
             traceparent=current_traceparent(),
             masks=tuple(masks),
+            scored_from=scored_from,
         )
         held = await self._held.enter_async_context(AsyncExitStack())
         leasing = pool.lease(request, timeout_s=timeout_s, beside=beside.lease if beside else None)
         with span("lease", role=role):
             lease = await held.enter_async_context(leasing)
+        self._leases.append((role, lease))
+        held.callback(self._leases.remove, (role, lease))
         self.timings_ms["queue"] += 1e3 * lease.queued_s
         prefill = _in_background(held, self._prefill(role, lease))
         return Holding(role, prompt_ids, lease, prefill, held)
+
+    async def settle(self) -> dict[Role, LeaseUsage]:
+        """Return what the leases that are held used of their engines, by role.
+
+        Of an engine that does not answer nothing is known. What leases used that were released
+        before is told with the next one of their tenant (`rapid.engines.kv.spending`).
+        """
+        asking = {self.begin(one.settle()): role for role, one in self._leases}
+        if asking:
+            await asyncio.wait(asking, timeout=_SETTLING_S)
+        used: dict[Role, LeaseUsage] = {}
+        for task, role in asking.items():
+            if task.cancel():
+                continue
+            if not isinstance(error := task.exception(), RapidError | None):
+                raise error
+            if error is None:
+                used[role] = used.get(role, LeaseUsage()) + task.result()
+        return used
 
     def begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Run `work` in the background, at most until the leases are released."""

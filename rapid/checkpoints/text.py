@@ -20,9 +20,12 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from rapid.calling.call_forms import HERMES, CallTokens, find_form
+from rapid.calling.rendering import as_plain_chat, as_turns
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
+from rapid.checkpoints.thinking_marks import find_marks
 from rapid.errors import BadRequest, ConfigurationError
-from rapid.messages import Message
+from rapid.messages import Message, Tool
 
 _PIECE_CHARACTERS = 2**16  # of a text whose tokens are counted piece by piece
 _CUT_TOKENS = 16  # tokens of a piece that may be owed to its being cut
@@ -35,6 +38,11 @@ class ChatText:
 
     Methods that encode take time linear in the text and let other threads run meanwhile; call them
     off the event loop when the text may be long.
+
+    Attributes:
+        call_form: How it writes calls of tools.
+        call_tokens: What its vocabulary has for that.
+        thinking_marks: What opens and closes its thinking; None if it does not think apart.
     """
 
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
@@ -47,6 +55,24 @@ class ChatText:
         added = tokenizer.added_tokens_decoder
         self._hidden = eos_ids | {id_ for id_, token in added.items() if token.special}
         self._control = _control_tokens(tokenizer)
+        form = find_form(str(tokenizer.chat_template))
+        self._knows_tools, self.call_form = form is not None, form or HERMES
+        # Which are those that llguidance takes for no text, as `<tool_call>` of Qwen.
+        apart = {
+            id_: token.content
+            for id_, token in added.items()
+            if token.special or (token.content[:1] == "<" and token.content[-1:] == ">")
+        }
+        self.call_tokens = CallTokens(
+            tuple((text, id_) for id_, text in apart.items() if text in self.call_form.marks),
+            tuple(
+                id_
+                for id_, text in apart.items()
+                if text not in self.call_form.marks and id_ not in eos_ids
+            ),
+        )
+        texts = {id_: token.content for id_, token in added.items()}
+        self.thinking_marks = find_marks(str(tokenizer.chat_template), texts)
         self._pieces = _Pieces(self._backend)
 
     @classmethod
@@ -70,7 +96,13 @@ class ChatText:
         return hashlib.blake2b(serialized, digest_size=12).hexdigest()
 
     def encode_chat(
-        self, messages: Sequence[Message], *, day: date, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        day: date,
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = True,
+        thinks: bool | None = None,
     ) -> list[int]:
         """Render a chat with the model's template and return its token ids.
 
@@ -80,20 +112,31 @@ class ChatText:
         Args:
             day: date that templates get as the current time. With the real clock the same chat
                 would give a new prompt every day.
+            tools: what the model may call. A template that knows no tools, or writes calls in an
+                unknown form, gets the chat in words that say the same.
             add_generation_prompt: whether the prompt ends where the answer begins.
+            thinks: whether templates that ask shall have the model think; None does not say.
 
         Raises:
             BadRequest: the template refuses the chat, for instance because roles do not alternate,
                 or computes for too long.
         """
-        chat = [{"role": message.role, "content": message.text} for message in messages]
-        spoofed = any(self._control.search(message.text) for message in messages)
+        if not self._knows_tools:
+            messages, tools = as_plain_chat(messages, tools), ()
+        chat, described = (
+            as_turns(messages, self.call_form),
+            [each.describe() for each in tools] or None,
+        )
         before = _told_day.set(day)
         try:
-            _pin_clock(self.tokenizer.get_chat_template())
+            spoofed = self._is_spoofed(chat) or self._is_spoofed(described)
+            _pin_clock(self.tokenizer.get_chat_template(tools=described))
             with _limit_rendering():
                 rendered = self.tokenizer.apply_chat_template(
                     chat,
+                    # Qwen's and GLM's name; DeepSeek's and Granite's.
+                    **({} if thinks is None else {"enable_thinking": thinks, "thinking": thinks}),
+                    tools=described,
                     add_generation_prompt=add_generation_prompt,
                     tokenize=spoofed,
                     sanitize_control_tokens=spoofed,
@@ -105,10 +148,25 @@ class ChatText:
             _told_day.reset(before)
         return list(rendered) if spoofed else self.encode(rendered)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of `text` with nothing added; control tokens are recognised."""
+    def _is_spoofed(self, part: Any) -> bool:
+        """Return whether a string in a part of a chat spells a control token."""
+        if isinstance(part, str):
+            return self._control.search(part) is not None
+        if isinstance(part, dict):
+            if any(map(self._is_spoofed, part)):  # which transformers would leave as it is
+                raise BadRequest("a key in tools or their calls spells a control token", "tools")
+            return any(map(self._is_spoofed, part.values()))
+        return isinstance(part, list) and any(map(self._is_spoofed, part))
+
+    def encode(self, text: str, *, adds_special_tokens: bool = False) -> list[int]:
+        """Return the ids of `text`; control tokens are recognised.
+
+        Nothing is added, unless the tokenizer may add what it begins or ends a text with.
+        """
         # The batch call, unlike the single one, releases the interpreter lock.
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        (encoding,) = self._backend.encode_batch_fast(
+            [text], add_special_tokens=adds_special_tokens
+        )
         ids: list[int] = encoding.ids
         return ids
 
@@ -150,9 +208,9 @@ class ChatText:
             found.append(span if start >= 0 else (0, 0))
         return found
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of a whole answer, without its special tokens."""
-        shown = [id_ for id_ in token_ids if id_ not in self._hidden]
+    def decode(self, token_ids: Sequence[int], *, shows_special: bool = False) -> str:
+        """Return the text of a whole answer, without its special tokens unless they are shown."""
+        shown = [id_ for id_ in token_ids if shows_special or id_ not in self._hidden]
         text: str = self._backend.decode(shown, skip_special_tokens=False)
         return text
 
@@ -163,9 +221,45 @@ class ChatText:
         """
         return self._pieces[token_id].decode("utf-8", "surrogateescape")
 
-    def stream(self, stop: Sequence[str] = ()) -> TextStream:
-        """Return a decoder of one answer's ids, whose text ends before the first `stop` string."""
-        return TextStream(self._pieces, self._hidden, tuple(stop))
+    def find_thinking(self, prompt_ids: Sequence[int]) -> bool | None:
+        """Return whether a prompt ends within thinking; None if none can follow it."""
+        if (marks := self.thinking_marks) is None:
+            return None
+        for token_id in reversed(prompt_ids):
+            if token_id in (marks.opening, marks.closing):
+                return True if token_id == marks.opening else None
+            if not self.is_blank(token_id):
+                break
+        return False
+
+    def is_blank(self, token_id: int) -> bool:
+        """Return whether a token is white space alone."""
+        return self._pieces[token_id].isspace()
+
+    def stream(
+        self,
+        stop: Sequence[str] = (),
+        stop_ids: Sequence[int] = (),
+        *,
+        includes_stop: bool = False,
+        has_calls: bool = False,
+        is_continued: bool = False,
+    ) -> TextStream:
+        """Return a decoder of one answer's ids, whose text ends before what stops it.
+
+        Args:
+            stop: Strings that end the text.
+            stop_ids: Tokens that end the answer, beside the model's own.
+            includes_stop: Whether the text has the string, or the token, that ends it.
+            has_calls: Whether the text has the special tokens by which calls are known.
+            is_continued: Whether it continues a text, and keeps the space at its start.
+        """
+        marks = self.call_tokens.marks if has_calls else ()
+        hidden = self._hidden.difference(id_ for _, id_ in marks)
+        hidden = hidden if includes_stop else hidden.union(stop_ids)
+        return TextStream(
+            self._pieces, hidden, tuple(stop), includes_stop=includes_stop, is_begun=is_continued
+        )
 
 
 _told_day: ContextVar[date | None] = ContextVar("told_day", default=None)
@@ -213,12 +307,21 @@ class TextStream:
     The text depends on the ids only, not on how they are split into pushes.
     """
 
-    def __init__(self, pieces: _Pieces, hidden: frozenset[int], stop: tuple[str, ...]) -> None:
-        self.stopped = False  # whether a stop string was found; the text ends before it
+    def __init__(
+        self,
+        pieces: _Pieces,
+        hidden: frozenset[int],
+        stop: tuple[str, ...],
+        *,
+        includes_stop: bool = False,
+        is_begun: bool = False,
+    ) -> None:
+        self.stopped = False  # whether a stop string was found, with which the text ends
+        self._includes_stop = includes_stop
         self.num_tokens = 0  # ids taken, up to the one that completed a stop string
         self._pieces, self._hidden, self._stop = pieces, hidden, stop
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._begun = False
+        self._begun = is_begun
         self._held = ""
         self._most_held = max((len(each) for each in stop), default=1) - 1
 
@@ -235,6 +338,10 @@ class TextStream:
                 texts.append(self._release(self._decoder.decode(piece)))
         return "".join(texts)
 
+    def is_hidden(self, token_id: int) -> bool:
+        """Return whether a token adds nothing to the text."""
+        return token_id in self._hidden
+
     def finish(self) -> str:
         """Return the text that was held back; an incomplete character becomes U+FFFD."""
         if self.stopped:
@@ -250,7 +357,8 @@ class TextStream:
         ends = [(at + len(s), at) for s in self._stop if (at := text.find(s)) >= 0]
         if ends:  # the stop that is completed first; of several, the one that begins first
             self.stopped, self._held = True, ""
-            return text[: min(ends)[1]]
+            after, before = min(ends)
+            return text[: after if self._includes_stop else before]
         most = min(len(text), self._most_held)
         keep = next((n for n in range(most, 0, -1) if self._may_become_stop(text[-n:])), 0)
         self._held = text[len(text) - keep :]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from rapid.errors import ConfigurationError
 
 
@@ -80,3 +83,11 @@ def _by_id(tokenizer: Any) -> list[str | None]:
 def _names(tokens: list[str | None], ids: Set[int]) -> str:
     names = [repr(tokens[i]) if i < len(tokens) else str(i) for i in sorted(ids)]
     return ", ".join(names) or "none"
+
+
+def pack_tokens(token_ids: npt.ArrayLike) -> bytes:
+    """Return the set of some tokens, a bit for each id up to the highest."""
+    ids = np.asarray(token_ids, dtype=np.int64)
+    is_there = np.zeros(ids.max(initial=-1) + 1, dtype=np.bool_)
+    is_there[ids] = True
+    return np.packbits(is_there, bitorder="little").tobytes()

@@ -13,8 +13,6 @@ from typing import Protocol
 import torch
 from typing_extensions import override
 
-from rapid.config import SamplingConfig
-
 
 class Shaping(Protocol):
     """Shaping of one answer's logits; its state follows the tokens before the next row."""
@@ -28,8 +26,32 @@ class Shaping(Protocol):
     def roll_back(self, num_tokens: int) -> None:
         """Move the state back before the last `num_tokens` tokens."""
 
+    def find_forced(self) -> int | None:
+        """Return the only token that may come next; None where it is not known to be the only."""
+        return None
 
-class LogitBias(Shaping):
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """Return how many of the next tokens may come, as far as that is known without a row."""
+        return len(token_ids)
+
+    def prepare(self, token_ids: Sequence[int], num_rows: int) -> None:
+        """Begin what `shape_rows` will need for rows whose tokens are known; do not wait for it."""
+        return
+
+
+class SteadyShaping(Shaping):
+    """A shaping that is the same at every position."""
+
+    @override
+    def advance(self, token_ids: Sequence[int]) -> None:
+        pass
+
+    @override
+    def roll_back(self, num_tokens: int) -> None:
+        pass
+
+
+class LogitBias(SteadyShaping):
     """OpenAI's ``logit_bias``: numbers added to the logits of some tokens, at every position."""
 
     def __init__(self, biases: Sequence[tuple[int, float]]) -> None:
@@ -44,18 +66,43 @@ class LogitBias(Shaping):
         shaped = row.to(torch.float32, copy=True)
         return shaped.index_add_(0, self._ids, self._biases)
 
+
+class Shapings(Shaping):
+    """Several shapings, one after the other."""
+
+    def __init__(self, parts: Sequence[Shaping]) -> None:
+        self._parts = parts
+
+    @override
+    def shape(self, row: torch.Tensor) -> torch.Tensor:
+        for part in self._parts:
+            row = part.shape(row)
+        return row
+
     @override
     def advance(self, token_ids: Sequence[int]) -> None:
-        pass  # the same at every position
+        for part in self._parts:
+            part.advance(token_ids)
 
     @override
     def roll_back(self, num_tokens: int) -> None:
-        pass
+        for part in self._parts:
+            part.roll_back(num_tokens)
 
+    @override
+    def find_forced(self) -> int | None:
+        # What several parts leave is no more than what one leaves.
+        found = (part.find_forced() for part in self._parts)
+        return next((token for token in found if token is not None), None)
 
-def open_shaping(sampling: SamplingConfig) -> Shaping | None:
-    """Return the shaping that a request asks for; None, at no cost, if for none."""
-    return LogitBias(sampling.logit_bias) if sampling.logit_bias else None
+    @override
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        return min(part.count_allowed(token_ids) for part in self._parts)
+
+    @override
+    def prepare(self, token_ids: Sequence[int], num_rows: int) -> None:
+        for part in self._parts:
+            part.prepare(token_ids, num_rows)
 
 
 def shape_rows(shaping: Shaping, logits: torch.Tensor, drafted: Sequence[int]) -> torch.Tensor:
@@ -74,4 +121,4 @@ def shape_rows(shaping: Shaping, logits: torch.Tensor, drafted: Sequence[int]) -
         if token is not None:
             shaping.advance([token])
     shaping.roll_back(len(drafted))
-    return torch.stack(rows)
+    return torch.stack(rows) if len(rows) > 1 else rows[0][None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Set
 from dataclasses import replace
 from typing import TypeVar, cast
 
@@ -16,11 +16,12 @@ import numpy as np
 
 from rapid.checkpoints.memory import plan_pages
 from rapid.config import EngineConfig, WindowDrafting
-from rapid.engine_status import EngineStatus
+from rapid.constraints.grammars import Grammars
+from rapid.engine_status import EngineStatus, Erasure, LeaseUsage
 from rapid.engines.execution.compute import ComputeThread
 from rapid.engines.execution.replies import Reply
 from rapid.engines.execution.scheduling import Scheduler
-from rapid.engines.execution.state import Ending, EngineState
+from rapid.engines.execution.state import Ending, EngineState, Erasing
 from rapid.engines.execution.work_spans import trace_work
 from rapid.engines.forward.loading import LoadedModel, plan_rings
 from rapid.engines.kv.cache import PagePool
@@ -31,6 +32,7 @@ from rapid.engines.parallel.leading import open_disk_tier, open_leading_runner
 from rapid.engines.work.base import Commit, Work
 from rapid.engines.work.drafting import Decode, Draft
 from rapid.engines.work.prefill import MaskedPrefill, Prefill
+from rapid.engines.work.scoring import ScoringPrefill
 from rapid.engines.work.verifying import (
     Score,
     Scored,
@@ -97,12 +99,19 @@ class Engine:
             host,
             disk := open_disk_tier(loaded, config, host),
             None if rings is None else RingPool(rings),
+            loaded.eos_ids,
+            Grammars(loaded.tokenizer, loaded.eos_ids, self._vocab_size).open,
+            runner.cache.layout.num_bytes(config.page_tokens),
         )
         # On a CPU it was not measured whether waiting for others gains anything.
         joins = loaded.device.type == "cuda" and not config.deterministic
-        scheduler = Scheduler(config.step_tokens, config.prefill_slowdown, joins=joins)
+        scheduler = Scheduler(
+            config.step_tokens, config.prefill_slowdown, joins=joins, spending=ledger.spending
+        )
         self._state = EngineState(ledger, scheduler, draft_ahead=config.draft_ahead)
-        self._compute = ComputeThread(self._state, runner, host, config, is_watched=is_watched)
+        self._compute = ComputeThread(
+            self._state, runner, host, config, is_watched=is_watched, kept=self._kept
+        )
         runner.watch(self._compute.close_lost)
         self._compute.start()
         self._disk = disk
@@ -141,7 +150,8 @@ class Engine:
             reply.settle(None, opened if isinstance(opened, Exception) else None)
 
         prepare = self._state.ledger.prepare
-        if len(request.prompt_ids) <= _NAMED_AT_ONCE:
+        is_quick = request.terms.sampling.grammar is None
+        if is_quick and len(request.prompt_ids) <= _NAMED_AT_ONCE:
             waiter = prepare(request, answer)
         else:  # milliseconds, in which the loop would answer nobody else
             waiter = await asyncio.to_thread(prepare, request, answer)
@@ -171,6 +181,17 @@ class Engine:
             except LeaseNotFound:
                 return
             self._state.end(lease, "released")
+
+    def settle(self, lease_id: str) -> LeaseUsage:
+        """Return what a lease used since this was last asked.
+
+        What its tenant's earlier leases used and nobody asked for is told with it.
+
+        Raises:
+            LeaseNotFound: The lease is not open.
+        """
+        with self._state.guard:
+            return self._state.ledger.settle(lease_id)
 
     def forgo_companion(self, lease_id: str) -> None:
         """Give back the room kept for a companion of this lease. No-op if it is not open."""
@@ -225,6 +246,43 @@ class Engine:
             }
         return found
 
+    async def forget(self, documents: Collection[str]) -> tuple[Erasure, ...]:
+        """Drop the KV of all prompts that hold any of some documents, from every tier.
+
+        What is dropped is overwritten, and so are free pages, where answers may have stood. Pages
+        of open leases stay until these end, and those of waiting ones are still to come.
+        `documents` are names as `Terms.documents` has them.
+
+        Raises:
+            EngineFailed: The engine is closed.
+            OSError: A file cannot be removed.
+        """
+        reply = Reply()
+        with self._state.guard:
+            self._state.erase(documents, reply)
+        erasing = cast(Erasing, await reply.future)
+        found = erasing.found
+        on_disk = 0
+        if self._disk is not None:
+            removed = Reply()
+            self._disk.remove(documents, removed.settle)
+            on_disk = cast(int, await removed.future)
+        cache, host, disk = self._compute.runner.cache, self._host, self._disk
+        with self._state.guard:
+            num_bytes = cache.layout.num_bytes(cache.num_slots, cache.num_ring_slots)
+            ledger = self._state.ledger
+            is_in_use = erasing.had_readers or ledger.has_readers(documents)
+            is_in_use = is_in_use or ledger.prefixes.is_in_use(documents)
+            pending = "in use" if is_in_use else None
+            erasures = [Erasure("memory", num_bytes, found["memory"], pending)]
+            if host is not None:
+                pending = "being copied" if host.is_dirty else pending
+                size = host.page_bytes * len(host)
+                erasures.append(Erasure("host memory", size, found["host memory"], pending))
+            if disk is not None:
+                erasures.append(Erasure("disk", disk.files.num_bytes, on_disk, pending))
+        return tuple(erasures)
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless every page and lease is accounted for."""
         with self._state.guard:
@@ -237,7 +295,9 @@ class Engine:
         cache, ledger = self._compute.runner.cache, self._state.ledger
 
         def prefill(lease: Lease) -> Prefill:
-            kind = MaskedPrefill if lease.request.masks else Prefill
+            kind: type[Prefill] = MaskedPrefill if lease.request.masks else Prefill
+            if lease.request.scored_from is not None:
+                kind = ScoringPrefill
             return kind(lease, cache, ledger.prefixes, ledger.page_tokens, self._kept)
 
         return await self._call(lease_id, prefill, PrefillReceipt)
@@ -263,9 +323,10 @@ class Engine:
         The block is shorter after an end-of-sequence token, where the lease's room ends and, under
         the rule `paper`, after a token that the drafter gave a probability below 0.1.
         """
-        eos_ids = self._eos_ids
         return await self._call(
-            lease_id, lambda lease: Draft(lease, choice, verdict, num_tokens, eos_ids), DraftBlock
+            lease_id,
+            lambda lease: Draft(lease, choice, verdict, num_tokens, self._ends_of(lease)),
+            DraftBlock,
         )
 
     async def draft_in_window(
@@ -284,10 +345,9 @@ class Engine:
                 "a deterministic engine does not draft in a window of its KV, where numbers depend "
                 "on where a block began: leave out deterministic or WindowDrafting"
             )
-        eos_ids = self._eos_ids
         return await self._call(
             lease_id,
-            lambda lease: WindowDraft(lease, choice, window, num_tokens, eos_ids),
+            lambda lease: WindowDraft(lease, choice, window, num_tokens, self._ends_of(lease)),
             DraftBlock,
         )
 
@@ -304,10 +364,10 @@ class Engine:
         engine. The outcome is committed there too. If the engine is this one, the rows of both
         leases are computed in one forward, and judged with those of the step's other calls.
         """
-        eos_ids, num_ids = self._eos_ids, self._vocab_size
+        num_ids = self._vocab_size
 
         def verify(lease: Lease) -> Verify:
-            return Verify(lease, choice, block, num_ids, eos_ids)
+            return Verify(lease, choice, block, num_ids, self._ends_of(lease))
 
         def verify_witnessed(lease: Lease, read: Lease) -> WitnessedVerify:
             return WitnessedVerify(verify(lease), Witness(read, choice, block, num_ids))
@@ -324,7 +384,7 @@ class Engine:
             block,
             scored.logits,
             scored.draw,
-            eos_ids,
+            scored.draw.sampling.ends(self._eos_ids),
             scored.num_logprobs,
             scored.log_odds,
             told.logits,
@@ -354,10 +414,15 @@ class Engine:
 
     async def decode(self, lease_id: str, choice: int, num_tokens: int) -> Verdict:
         """Commit up to `num_tokens` of the model's own distribution, until the answer ends."""
-        eos_ids = self._eos_ids
         return await self._call(
-            lease_id, lambda lease: Decode(lease, choice, num_tokens, eos_ids), Verdict
+            lease_id,
+            lambda lease: Decode(lease, choice, num_tokens, self._ends_of(lease)),
+            Verdict,
         )
+
+    def _ends_of(self, lease: Lease) -> Set[int]:
+        """Return the tokens that end the answers of a lease."""
+        return lease.request.terms.sampling.ends(self._eos_ids)
 
     async def _call(
         self, lease_id: str, make: Callable[..., Work], kind: type[Result], *other_ids: str

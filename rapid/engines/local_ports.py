@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rapid.config import WindowDrafting
+from rapid.engine_status import LeaseUsage
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound, Overloaded
@@ -66,6 +67,10 @@ class LocalLease:
     async def num_read(self) -> int:
         """Return how far the prefill has come; see `Engine.num_read`."""
         return self.engine.num_read(self.lease_id)
+
+    async def settle(self) -> LeaseUsage:
+        """Return what the lease used; see `Engine.settle`."""
+        return self.engine.settle(self.lease_id)
 
     def forgo_companion(self) -> None:
         """Give back the room kept for a companion; see `Engine.forgo_companion`."""

@@ -20,7 +20,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -29,7 +29,7 @@ from rapid.checkpoints.facts import check_vllm
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
 from rapid.checkpoints.vocabulary import num_ids
 from rapid.config import VLLM_TOP_K, VllmConfig
-from rapid.engine_status import EngineStatus
+from rapid.engine_status import EngineStatus, Erasure, LeaseUsage
 from rapid.engines.execution.replies import Reply
 from rapid.engines.execution.state import Ending
 from rapid.engines.kv.cache import PagePool
@@ -146,6 +146,10 @@ class VllmEngine:
             for reply in self._endings.pop(lease, ()):
                 reply.settle(ending)
 
+    def settle(self, lease_id: str) -> LeaseUsage:
+        """Return what a lease used since this was last asked; see `Engine.settle`."""
+        return self._ledger.settle(lease_id)
+
     def forgo_companion(self, lease_id: str) -> None:
         """Give back the room kept for a companion of this lease. No-op if it is not open."""
         self._ledger.forgo_companion(lease_id)
@@ -162,6 +166,17 @@ class VllmEngine:
         for lease in self._ledger.find_expired():
             self._end(lease.lease_id, "expired")
         return self._ledger.status()
+
+    async def forget(self, documents: Collection[str]) -> tuple[Erasure, ...]:
+        """Have vLLM forget all prompts, as it knows no documents; see `Engine.forget`.
+
+        It overwrites nothing: what its pages held stays in memory until others are computed there.
+        """
+        had_readers = self._ledger.has_readers(documents)
+        is_forgotten = await self._llm.reset_prefix_cache()
+        is_in_use = had_readers or self._ledger.has_readers(documents)
+        pending = "in use" if is_in_use or not is_forgotten else None
+        return (Erasure("vLLM's cache of prefixes (not overwritten)", pending=pending),)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every lease is accounted for."""
@@ -248,7 +263,7 @@ class VllmEngine:
             token_ids=token_ids,
             num_drafted=0,
             num_accepted=0,
-            is_finished=token_ids[-1] in self._eos_ids,
+            is_finished=token_ids[-1] in terms.sampling.ends(self._eos_ids),
             logprobs=tuple(
                 TokenLogprobs(token, row[token].logprob, tuple(_best(row, terms.num_logprobs or 0)))
                 for token, row in rows
@@ -283,7 +298,8 @@ class VllmEngine:
         asked = self._vllm.SamplingParams(
             max_tokens=num_tokens,
             logit_bias=(self._bias | dict(terms.sampling.logit_bias)) or None,
-            stop_token_ids=sorted(self._eos_ids),
+            min_p=terms.sampling.min_p,
+            stop_token_ids=sorted(terms.sampling.ends(self._eos_ids)),
             ignore_eos=True,  # those of `stop_token_ids` are all
             detokenize=False,
             output_kind=self._final_only.FINAL_ONLY,
@@ -293,7 +309,8 @@ class VllmEngine:
         salt = f"{terms.tenant}\0{terms.cache_salt}"
         prompt = self._vllm.TokensPrompt(prompt_token_ids=list(token_ids), cache_salt=salt)
         name = f"{lease.lease_id}/{next(self._numbers)}"
-        call = asyncio.ensure_future(self._answer(prompt, asked, name))
+        call = asyncio.ensure_future(self._answer(prompt, asked, name, terms.tenant))
+        began = time.perf_counter()
         lease.busy.add(choice)
         self._calls.setdefault(lease, set()).add(call)
         try:
@@ -305,17 +322,20 @@ class VllmEngine:
             self.check_running()
             raise LeaseNotFound(f"lease {lease.lease_id!r} has ended") from None
         finally:
+            # vLLM does not tell its steps: its requests share the time that they take.
+            num_calls = sum(map(len, self._calls.values())) or 1
+            self._ledger.spending.charge(lease, (time.perf_counter() - began) / num_calls)
             lease.busy.discard(choice)
             self._calls.get(lease, set()).discard(call)
             self._ledger.touch(lease)
 
-    async def _answer(self, prompt: Any, asked: Any, name: str) -> Any:
+    async def _answer(self, prompt: Any, asked: Any, name: str, tenant: str) -> Any:
         try:
             async for output in self._llm.generate(prompt, asked, name):
                 last = output
             return last
         except Exception as error:
-            logger.exception("vLLM failed at request %s", name)
+            logger.exception("vLLM failed at request %s", name, extra={"tenant": tenant})
             self.check_running()
             raise EngineFailed("vLLM failed at a request: its log says why") from error
 

@@ -6,6 +6,7 @@ the fused distribution that the answer follows (`rapid.speculation.fusion`; with
 
 from __future__ import annotations
 
+import math
 from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -51,6 +52,7 @@ class Judgement:
             log_odds=self.log_odds,
             draft_ms=block.draft_ms,
             verify_ms=verify_ms,
+            num_forced=block.num_forced,
         )
 
 
@@ -208,7 +210,7 @@ def decode_token(
     if draw.is_greedy:
         token = best_token(logits)
     else:
-        kept = _to_numpy(filter_probs(probs, draw.sampling.top_k, draw.sampling.top_p))
+        kept = _to_numpy(filter_probs(probs, *draw.filters))
         token = race(kept, draw.noise(Purpose.RESULT, len(kept)))
     return token, None if num_logprobs is None else _logprobs(probs, token, num_logprobs)
 
@@ -217,7 +219,7 @@ def _distributions(
     logits: torch.Tensor, draft: torch.Tensor, told: torch.Tensor, draw: Draw, log_odds: float
 ) -> _Distributions:
     """Return what a position is judged by; `told`, q or its mean with the witness, moves p."""
-    sampling, speculation, temperature = draw.sampling, draw.speculation, draw.temperature
+    speculation, temperature = draw.speculation, draw.temperature
 
     def fuse(logits: torch.Tensor) -> torch.Tensor:
         return fuse_probs(
@@ -232,11 +234,11 @@ def _distributions(
 
     if speculation.rule == "exact":
         unfiltered = fuse(logits)
-        fused = filter_probs(unfiltered, sampling.top_k, sampling.top_p)
+        fused = filter_probs(unfiltered, *draw.filters)
         return _Distributions(draft, fused, wanted=fused, unfiltered=unfiltered)
     # `paper` filters p before it is fused, and takes the residual of p, as the reference code does.
     target = probabilities(logits, temperature)
-    kept = filter_probs(target, sampling.top_k, sampling.top_p)
+    kept = filter_probs(target, *draw.filters)
     if kept is not target:
         logits = logits.masked_fill(kept == 0, -torch.inf)
     return _Distributions(draft, fuse(logits), wanted=kept, unfiltered=target)
@@ -281,5 +283,8 @@ def _to_numpy(probs: torch.Tensor) -> Float64Array:
 def _logprobs(probs: torch.Tensor, token: int, count: int) -> TokenLogprobs:
     logprobs = probs.log()
     best, ids = logprobs.topk(count) if count else (logprobs[:0], logprobs[:0].long())
-    top = tuple(zip(ids.tolist(), best.tolist(), strict=True))
+    # Tokens that a grammar forbids are no alternatives.
+    top = tuple(
+        pair for pair in zip(ids.tolist(), best.tolist(), strict=True) if math.isfinite(pair[1])
+    )
     return TokenLogprobs(token, float(logprobs[token]), top)

@@ -49,6 +49,11 @@ class Draw:
         """The temperature of p, q and p_hat: a greedy request's is `transfer_temperature`."""
         return self.sampling.temperature or self.speculation.transfer_temperature
 
+    @property
+    def filters(self) -> tuple[int | None, float, float]:
+        """The request's `top_k`, `top_p` and `min_p`, as `filter_probs` takes them."""
+        return self.sampling.top_k, self.sampling.top_p, self.sampling.min_p
+
     def after(self, num_tokens: int) -> Draw:
         """Return the draw of the token that follows this one by `num_tokens` positions."""
         return Draw(self.sampling, self.speculation, self.choice, self.position + num_tokens)

@@ -36,12 +36,18 @@ def best_token(scores: torch.Tensor) -> int:
     return token
 
 
-def filter_probs(probs: torch.Tensor, top_k: int | None, top_p: float) -> torch.Tensor:
+def filter_probs(
+    probs: torch.Tensor, top_k: int | None, top_p: float, min_p: float = 0.0
+) -> torch.Tensor:
     """Keep the `top_k` best tokens, then the fewest with total mass `top_p`, and renormalise.
 
-    Of equal tokens [..., vocab] the lower id is kept. The best one always survives.
+    Before that, tokens below `min_p` times the best one's probability are dropped. Of equal tokens
+    [..., vocab] the lower id is kept. The best one always survives.
     """
     vocab = probs.shape[-1]
+    if min_p > 0:
+        probs = probs * (probs >= min_p * probs.amax(dim=-1, keepdim=True))
+        probs = probs / probs.sum(dim=-1, keepdim=True)
     if (top_k is None or top_k >= vocab) and top_p >= 1:
         return probs
     best, order = probs.sort(dim=-1, descending=True, stable=True)
@@ -74,7 +80,7 @@ def candidates(logits: torch.Tensor, draw: Draw) -> tuple[torch.Tensor, torch.Te
     be zero [..., draft_top_k].
     """
     probs = probabilities(logits, draw.temperature)
-    probs = filter_probs(probs, draw.sampling.top_k, draw.sampling.top_p)
+    probs = filter_probs(probs, *draw.filters)
     size = draw.speculation.draft_top_k
     if size is None or size >= probs.shape[-1]:  # sorting a vocabulary takes longer than the rest
         return torch.arange(probs.shape[-1], device=probs.device).expand(probs.shape), probs

@@ -14,6 +14,8 @@ class RoundStatistics:
 
     rounds: int = 0
     drafted: int = 0
+    forced: int = 0
+    thinking_tokens: int = 0  # told by the code that reads the text
     accepted: int = 0
     # Number of times that the drafter's context was retrieved again; counted by the code that does
     # so.
@@ -35,6 +37,7 @@ class RoundStatistics:
         """Count one round."""
         self.rounds += 1
         self.drafted += verdict.num_drafted
+        self.forced += verdict.num_forced
         self.accepted += verdict.num_accepted
         self.draft_ms += verdict.draft_ms
         self.verify_ms += verdict.verify_ms
@@ -63,4 +66,6 @@ class RoundStatistics:
             completion_tokens=len(self.token_ids),
             histogram={length: tuple(counts) for length, counts in self.histogram.items()},
             refreshes=self.refreshes,
+            forced=self.forced,
+            thinking_tokens=self.thinking_tokens,
         )

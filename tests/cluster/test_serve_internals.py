@@ -210,6 +210,19 @@ def test_an_actor_calls_a_function_with_its_instance(monkeypatch: pytest.MonkeyP
     assert called == [print]
 
 
+def test_every_replica_of_every_application_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["SERVE_REPLICA::one#Target#a", "SERVE_REPLICA::two#Ingress#b", "SERVE_CONTROLLER"]
+    listed = [{"name": name, "namespace": "serve"} for name in names]
+    monkeypatch.setattr(ray.util, "list_named_actors", lambda all_namespaces: listed)
+    asked: list[Any] = []
+    me = SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda *call: asked.append(call)))
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: me)
+    found = serve_internals.replicas()
+    assert set(found) == {("one", "target", "a"), ("two", "ingress", "b")}
+    serve_internals.ask_in_actor(found["one", "target", "a"], print, 1)
+    assert asked == [(print, 1)]
+
+
 def test_a_proxy_keeps_its_server_where_it_is_looked_for() -> None:
     assert "self._start_http_server_task = " in source_of(proxy)
     used: list[Any] = []

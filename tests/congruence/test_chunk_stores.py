@@ -198,6 +198,23 @@ async def test_what_else_a_store_held_never_moves_a_chunk(space, open_store, lim
     await used.close()
 
 
+async def test_many_documents_are_searched_as_one_by_one(space):
+    """A vector store's search is about hundreds of documents, some of them empty."""
+    rng = np.random.default_rng(5)
+    plain, local = PlainChunkStore(space), LocalChunkStore(space)
+    names = [f"d{number}" for number in range(60)]
+    for name in names:
+        num = int(rng.integers(0, 9))
+        embeddings = [random_embedding(space, rng) for _ in range(num)]
+        for store in (plain, local):
+            await store.add("a", name, chunks_of(name, num), embeddings, num)
+    for limit in (1, 7, 40):
+        query = random_embedding(space, rng)
+        rng.shuffle(names)
+        assert await same_everywhere([plain, local], "a", names, query, limit=limit, floor=0.0)
+    await local.close()
+
+
 async def test_deleted_documents_are_gone_and_may_return(stores, space):
     rng = np.random.default_rng(1)
     query = random_embedding(VectorSpace(8, True) if space.dense_size else space, rng)
@@ -239,3 +256,19 @@ async def test_another_tenants_text_never_moves_a_score():
     assert await ask(["d"]) == alone
     assert [chunk.text for chunk in alone] == texts[:1]
     await store.close()
+
+
+async def test_a_text_goes_under_all_its_names(stores, space):
+    rng = np.random.default_rng(0)
+    for store in stores:
+        for tenant, document_id in [("a", "t1-x"), ("a", "t1-y"), ("a", "t2-x"), ("b", "t1-x")]:
+            embeddings = [random_embedding(space, rng) for _ in range(3)]
+            async with store.claim(tenant, document_id):
+                await store.add(tenant, document_id, chunks_of(document_id, 3), embeddings, 3)
+        assert await store.delete_text("a", "t1") == 2
+        assert await store.delete_text("a", "t1") == 0
+        left = []
+        for tenant, document_id in [("a", "t1-x"), ("a", "t1-y"), ("a", "t2-x"), ("b", "t1-x")]:
+            async with store.claim(tenant, document_id) as found:
+                left.append(found is not None)
+        assert left == [False, False, True, True]

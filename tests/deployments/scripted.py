@@ -9,9 +9,15 @@ from dataclasses import replace
 from datetime import date
 from typing import Any
 
+import numpy as np
+
 from deployments.api.backend.service import GenerationService, Running, Tell, begin
-from rapid.messages import Finished, GenerateRequest, GenerationEvent, Started, TextDelta, TokenText
+from rapid.answering.prompting import TokenizedPrompt
+from rapid.errors import BadRequest, UnknownModel
+from rapid.events import Finished, GenerationEvent, Started, TextDelta, TokenText
+from rapid.messages import GenerateRequest
 from rapid.receipt import ChoiceStatistics, ChunkUsed, Explanation, Receipt
+from retrieval.relevance import TextVectors
 
 Step = GenerationEvent | BaseException | float | asyncio.Event
 
@@ -67,6 +73,28 @@ class ScriptedOrchestrator(Generator):
         finally:
             if not is_done:
                 self.given_up.set()
+
+    async def embed(
+        self, tenant: str, texts: Sequence[str], model: str | None, query: str | None = None
+    ) -> TextVectors:
+        """Vectors of a text's length, or the share of each text that is in the query."""
+        if model not in (None, "lengths"):
+            raise UnknownModel(f"The model {model!r} does not exist.")
+        scores = tuple(sum(c in query for c in each) / len(each) for each in texts if query)
+        vectors = np.array([[len(each), 0.5] for each in texts], np.float32)
+        return TextVectors("lengths", vectors, scores, sum(map(len, texts)))
+
+    async def tokenize(self, request: GenerateRequest) -> TokenizedPrompt:
+        """Each character is a token; a chat's are those of its last message."""
+        self.requests.append(request)
+        text = str(request.prompts[0]) if request.prompts else request.messages[-1].text
+        begin = [1] if request.adds_special_tokens else []
+        return TokenizedPrompt((*begin, *map(ord, text)), (*("^" for _ in begin), *text), 64)
+
+    async def detokenize(self, request: GenerateRequest) -> str:
+        if any(int(each) > 0x10FFFF or 0xD800 <= int(each) < 0xE000 for each in request.prompts[0]):
+            raise BadRequest("there is no such token", "messages")
+        return "".join(chr(int(each)) for each in request.prompts[0])
 
     async def ready(self) -> dict[str, Any]:
         if isinstance(self.state, Exception):

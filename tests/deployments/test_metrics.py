@@ -15,7 +15,8 @@ from deployments.metrics import EngineMetrics, IngressMetrics, RequestMetrics, R
 from rapid.answering.decisions import decide_by_reading, without_drafter
 from rapid.engine_status import EngineStatus
 from rapid.errors import RetrievalPending, TargetUnavailable, UnknownDocument
-from rapid.messages import Finished, GenerationEvent, PrefillReceipt, Started, TextDelta
+from rapid.events import Finished, GenerationEvent, Started, TextDelta
+from rapid.messages import PrefillReceipt
 from rapid.receipt import Cause, ChoiceStatistics
 from tests.deployments.scripted import receipt
 
@@ -30,7 +31,7 @@ ANSWERED = replace(
     cause="asked for",
     prompt_tokens=100,
     timings_ms=TIMES,
-    choices=(ChoiceStatistics(4, 9, 6, 2, 0, 18, {3: (0, 1, 1, 1)}),),
+    choices=(ChoiceStatistics(4, 9, 6, 2, 0, 18, {3: (0, 1, 1, 1)}, forced=2),),
 )
 
 
@@ -115,6 +116,7 @@ async def test_an_answer_is_counted_as_vllm_counts_it(read: dict[str, Any]) -> N
     assert (read["vllm_prompt_tokens_total"], read["vllm_generation_tokens_total"]) == (100, 18)
     assert read["vllm_spec_decode_num_drafts_total"] == 3
     assert read["vllm_spec_decode_num_draft_tokens_total"] == 9
+    assert read["rapid_forced_tokens_total"] == 2
     assert read["vllm_spec_decode_num_accepted_tokens_total"] == 6
     by_place = [
         read[f'vllm_spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}}']

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from rapid.embedded.generator import generate_document
-from rapid.messages import Document, Finished, GenerateRequest, Message, SpeculationRequest
+from rapid.events import Finished
+from rapid.messages import Document, GenerateRequest, Message, SpeculationRequest
 from tests.end_to_end.test_slow_reference import recomputed, tokens
 from tests.ray_cluster import REAL, real_config, wait_until
 
@@ -77,13 +78,14 @@ async def test_what_is_answered_is_in_the_ledger_soon(application: str) -> None:
 
     def usage() -> dict[str, float]:
         found = httpx.get(f"{application}/v1/usage?group_by=tenant", timeout=30).json()["data"]
-        names = ("num_requests", "prompt_tokens", "completion_tokens", "target_s", "drafter_s")
+        seconds = ("target_s", "drafter_s", "kv_byte_s")
+        names = ("num_requests", "prompt_tokens", "completion_tokens", *seconds)
         return {name: found[0][name] if found else 0 for name in names}
 
     before = usage()
     async with httpx.AsyncClient(base_url=application, timeout=120) as client:
         answer = await ask(client, body(3, mode="lossless"))
-    least = {"num_requests": 1, "target_s": 1e-6, "drafter_s": 1e-6} | {
+    least = {"num_requests": 1, "target_s": 1e-6, "drafter_s": 1e-6, "kv_byte_s": 1} | {
         name: answer["usage"][name] for name in ("prompt_tokens", "completion_tokens")
     }
     wait_until(lambda: all(usage()[name] - before[name] >= least[name] for name in least), 60)

@@ -14,7 +14,7 @@ import yaml
 
 from tests.ray_cluster import free_port
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 RAPID = Path(sys.executable).parent / "rapid"

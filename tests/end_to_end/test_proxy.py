@@ -14,6 +14,8 @@ import pytest
 
 from deployments.api.proxy.server_limits import router_options
 
+pytestmark = pytest.mark.ray
+
 
 class Fragile:
     """An ingress that says which headers it got, or dies of a request."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+import anthropic
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from rapid.embedded.generator import generate_document
 from tests.ray_cluster import wait_until
@@ -14,6 +16,8 @@ from tests.ray_cluster import wait_until
 pytestmark = pytest.mark.ray
 
 DOCUMENT = generate_document(7, 1000)
+# Another text than that of the requests which carry it, whose KV would be deleted with the file's.
+STORED = f"{DOCUMENT.text}\n\nThis copy is stored."
 FACT = next(each for each in DOCUMENT.questions if each.question == "What is the banner of Tezawe?")
 
 
@@ -55,8 +59,25 @@ def test_an_answer_is_right_and_says_how_it_came_about(client: openai.OpenAI) ->
     assert counters["num_accepted_draft_tokens"] == receipt["accepted"] > 0
 
 
+class Banner(BaseModel):
+    what: str = Field(max_length=40)
+    kind: Literal["banner", "town"]
+
+
+@pytest.mark.parametrize("mode", ["plain", "lossless", "fused", "rag"])
+def test_an_answer_is_parsed_into_the_callers_model(client: openai.OpenAI, mode: str) -> None:
+    documents = asked()["extra_body"]["rapid"]["documents"]
+    body = {"rapid": {"documents": documents, "mode": mode}}
+    answer = client.chat.completions.parse(
+        **asked(response_format=Banner, extra_body=body, max_tokens=60)
+    )
+    told = answer.choices[0].message.parsed
+    assert isinstance(told, Banner)
+    assert answer.choices[0].message.content == told.model_dump_json()
+
+
 def test_a_file_is_kept_indexed_asked_about_and_deleted(client: openai.OpenAI) -> None:
-    file = client.files.create(file=("report.txt", DOCUMENT.text.encode()), purpose="user_data")
+    file = client.files.create(file=("report.txt", STORED.encode()), purpose="user_data")
     wait_until(lambda: client.files.retrieve(file.id).status == "processed", 60)
     store = client.vector_stores.create(file_ids=[file.id])
     wait_until(lambda: client.vector_stores.retrieve(store.id).status == "completed", 60)
@@ -75,9 +96,108 @@ def test_a_file_is_kept_indexed_asked_about_and_deleted(client: openai.OpenAI) -
         line = 1 + DOCUMENT.text.count("\n", 0, start)
         assert citation["lines"][0] == line
     assert texts == [FACT.answer, FACT.answer]
-    client.files.delete(file.id)
+    certificate = delete_wholly(client, file.id)
+    removed = {each["place"].partition(" ")[0]: 0 for each in certificate["searched"]}
+    for each in certificate["searched"]:
+        removed[each["place"].partition(" ")[0]] += each["removed"]
+    assert removed["files"] == 3
+    assert removed["target"] > 0
+    assert removed["drafter"] > 0
+    assert removed["orchestrator"] == 1
+    assert removed["retriever:"] >= 1  # of all documents with this text
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(**asked(extra_body={"rapid": {"file_ids": [file.id]}}))
+
+
+def test_a_response_searches_a_file_is_kept_and_goes_on(client: openai.OpenAI) -> None:
+    text = f"{DOCUMENT.text}\n\nThis copy is searched."
+    file = client.files.create(file=("searched.txt", text.encode()), purpose="user_data")
+    wait_until(lambda: client.files.retrieve(file.id).status == "processed", 60)
+    store = client.vector_stores.create(file_ids=[file.id])
+    wait_until(lambda: client.vector_stores.retrieve(store.id).status == "completed", 60)
+    fields: Any = {"model": "rapid-embedded", "temperature": 0, "max_output_tokens": 40}
+    tools: Any = [{"type": "file_search", "vector_store_ids": [store.id]}]
+    with client.responses.stream(
+        input=FACT.question,
+        tools=tools,
+        include=["file_search_call.results"],
+        extra_body={"rapid": {"citations": True}},
+        **fields,
+    ) as stream:
+        told = [event.type for event in stream]
+        answer = stream.get_final_response()
+    assert answer.output_text == FACT.answer
+    search, message = answer.output
+    assert any(FACT.answer.split()[-1] in each.text for each in search.results)
+    assert {each.file_id for each in search.results} == {file.id}
+    assert {each.file_id for each in message.content[0].annotations} == {file.id}
+    again = client.responses.retrieve(answer.id, stream=True)
+    assert [event.type for event in again] == told
+    other = next(each for each in DOCUMENT.questions if each.question != FACT.question)
+    following = client.responses.create(
+        input=other.question, previous_response_id=answer.id, **fields
+    )
+    assert following.usage.input_tokens_details.cached_tokens > 0.8 * following.usage.input_tokens
+    certificate = delete_wholly(client, file.id)
+    removed = {each["place"]: each["removed"] for each in certificate["searched"]}
+    assert removed["responses"] == 2
+    kept = client.responses.retrieve(answer.id)
+    assert (kept.output_text, kept.output[0].results) == (FACT.answer, [])
+
+
+def test_anthropics_sdk_is_answered_with_citations(application: str) -> None:
+    client = anthropic.Anthropic(base_url=application, api_key="local", max_retries=0)
+    source: Any = {"type": "text", "media_type": "text/plain", "data": DOCUMENT.text}
+    document: Any = {"type": "document", "source": source, "citations": {"enabled": True}}
+    content: Any = [document, {"type": "text", "text": FACT.question}]
+    answer = client.messages.create(
+        model="rapid-embedded",
+        max_tokens=40,
+        messages=[{"role": "user", "content": content}],
+        extra_body={"temperature": 0},
+    )
+    assert "".join(each.text for each in answer.content) == FACT.answer
+    (citation, *_) = next(each.citations for each in answer.content if each.citations)
+    start, end = citation.start_char_index, citation.end_char_index
+    assert DOCUMENT.text[start:end] == citation.cited_text
+
+
+def delete_wholly(client: openai.OpenAI, file_id: str) -> dict[str, Any]:
+    """Delete a file, and ask again until nothing is left of it; return the certificate."""
+    found: list[dict[str, Any]] = []
+
+    def is_gone() -> bool:
+        found.append(client.files.delete(file_id).model_extra["rapid"])
+        return found[-1]["state"] == "gone"
+
+    wait_until(is_gone, 60)
+    return found[-1]
+
+
+def test_a_file_that_was_read_in_advance_is_cached_at_its_first_question(
+    client: openai.OpenAI,
+) -> None:
+    text = generate_document(8, 1000)
+    file = client.files.create(
+        file=("ahead.txt", text.text.encode()), purpose="user_data", extra_body={"prefill": True}
+    )
+
+    def prefill() -> str:
+        return client.files.retrieve(file.id).model_extra["rapid"]["prefill"]
+
+    wait_until(lambda: prefill() != "queued", 60)
+    assert prefill() == "done"
+    cached = []
+    for question in ("What is the banner of X?", "Who?"):
+        messages = [{"role": "user", "content": question}]
+        extra = {"rapid": {"file_ids": [file.id], "mode": "plain"}}
+        usage = client.chat.completions.create(**asked(messages=messages, extra_body=extra)).usage
+        cached.append(usage.prompt_tokens_details.cached_tokens)
+    assert cached[0] == cached[1] > 0.9 * usage.prompt_tokens
+    delete_wholly(client, file.id)
+    extra = {"rapid": {"documents": [{"name": "ahead.txt", "text": text.text}], "mode": "plain"}}
+    usage = client.chat.completions.create(**asked(extra_body=extra)).usage
+    assert usage.prompt_tokens_details.cached_tokens < 0.1 * usage.prompt_tokens
 
 
 def test_a_stream_brings_the_same_text_and_its_receipt(client: openai.OpenAI) -> None:
@@ -117,7 +237,7 @@ def test_what_is_wrong_is_named_and_nothing_stays_held(
     for wrong, param in [
         ({"model": "gpt-4"}, "model"),
         ({"temperature": 3}, "temperature"),
-        ({"presence_penalty": 1.0}, "presence_penalty"),
+        ({"presence_penalty": 3.0}, "presence_penalty"),
         ({"extra_body": {"rapid": {"etta": 1}}}, "rapid.etta"),
     ]:
         with pytest.raises((openai.BadRequestError, openai.NotFoundError)) as refused:
@@ -145,3 +265,39 @@ def test_what_is_wrong_is_named_and_nothing_stays_held(
     assert pools == {"ingress", "librarian", "orchestrator", "drafter", "target", "retriever"}
     assert {engine["pool"] for engine in engines} == {"drafter", "target"}
     assert all(engine["kv_pages_total"] > 0 for engine in engines)
+
+
+def test_a_text_is_continued_and_options_are_weighed(
+    client: openai.OpenAI, application: str
+) -> None:
+    asked: dict[str, Any] = {"model": "rapid-embedded", "temperature": 0, "logprobs": 1}
+    context = DOCUMENT.text[:600]
+    prompts = [f"{context} {end}" for end in ("The mayor", "A harbor", "It rains")]
+    body = {"model": "rapid-embedded", "prompt": prompts[0]}
+    told = httpx.post(f"{application}/tokenize", json=body, timeout=30).json()
+    assert told["max_model_len"] > told["count"] == len(told["tokens"])
+    weighed = client.completions.create(prompt=prompts, echo=True, max_tokens=0, **asked)
+    for choice, prompt in zip(weighed.choices, prompts, strict=True):
+        assert choice.text == prompt
+        assert choice.finish_reason == "length"
+        assert choice.logprobs.token_logprobs[0] is None
+        assert all(each <= 0 for each in choice.logprobs.token_logprobs[1:])
+    assert len(weighed.choices[0].logprobs.tokens) == told["count"]
+    answers = [
+        client.completions.create(
+            prompt=told["tokens"], max_tokens=8, extra_body={"rapid": {"mode": mode}}, **asked
+        )
+        for mode in ("plain", "lossless")
+    ]
+    assert answers[0].choices[0].text == answers[1].choices[0].text
+    assert answers[1].model_extra["rapid"]["mode"] == "lossless"
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        client.completions.create(prompt=[7] * 100_000, **asked)
+    ranked = {"query": FACT.question, "documents": ["It rains.", DOCUMENT.text]}
+    found = httpx.post(f"{application}/v1/rerank", json=ranked, timeout=30).json()
+    assert [each["index"] for each in found["results"]] == [1, 0]
+    with pytest.raises(openai.BadRequestError, match="no dense vectors"):
+        client.embeddings.create(model="lexical", input="a")
+    tokens = {"tokens": told["tokens"]}
+    back = httpx.post(f"{application}/detokenize", json=tokens, timeout=30).json()
+    assert back["prompt"].endswith(prompts[0])

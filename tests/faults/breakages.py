@@ -16,6 +16,7 @@ from tests.faults.hostile import (
     half_open,
     long_bodies,
     long_heads,
+    new_documents,
     slow_bodies,
 )
 from tests.faults.judgement import Allowed
@@ -50,6 +51,7 @@ class Fault:
         lasts_s: Seconds by which the standard phase is longer than others, so that it covers all.
         load: Factor of the load: below 1 where the server is slower after `prepare`, or shared.
         beside: The row whose first tokens are compared with.
+        tenants: How many tenants the clients are of.
         spends: Whether the next fault needs a new server.
         needs: A program without which it is not tried.
     """
@@ -61,6 +63,7 @@ class Fault:
     lasts_s: float = 0.0
     load: float = 1.0
     beside: str = "none"
+    tenants: int = 1
     spends: bool = False
     needs: str = ""
 
@@ -132,14 +135,15 @@ def _faults() -> Iterator[tuple[str, Fault]]:
             lasts_s=10.0,
         ),
     )
-    for name, hostility, allowed in (
-        ("bodies", long_bodies, Allowed(slows=2.0)),
-        ("crowd", crowd, Allowed(slows=2.0, ready_s=0.1)),
-        ("long header", long_heads, Allowed(slows=2.0, health_s=1.0)),
-        ("slow bodies", slow_bodies, Allowed(slows=2.0)),
-        ("half-open", half_open, Allowed(slows=2.0)),
+    for name, hostility, allowed, tenants in (
+        ("bodies", long_bodies, Allowed(slows=2.0), 1),
+        ("crowd", crowd, Allowed(slows=2.0, ready_s=0.1), 1),
+        ("new documents", new_documents, Allowed(slows=2.0), 3),
+        ("long header", long_heads, Allowed(slows=2.0, health_s=1.0), 1),
+        ("slow bodies", slow_bodies, Allowed(slows=2.0), 1),
+        ("half-open", half_open, Allowed(slows=2.0), 1),
         # Sixty megabytes are parsed and tokenized on the cores of the others.
-        ("abandoned documents", abandoned_documents, Allowed(slows=3.0)),
+        ("abandoned documents", abandoned_documents, Allowed(slows=3.0), 1),
     ):
         yield (
             f"hostile {name}",
@@ -150,6 +154,7 @@ def _faults() -> Iterator[tuple[str, Fault]]:
                 lasts_s=30.0,
                 load=0.5,  # half of what is left to the others when capacity is shared by two
                 beside="none, half the load",
+                tenants=tenants,
             ),
         )
     # The last, because a Ray that is lost may end the process that drives it.

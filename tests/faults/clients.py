@@ -139,6 +139,8 @@ def arrivals(
 class Clients:
     """Clients with one key, of one server or of several as behind a load balancer.
 
+    With `others` each question comes with one of several keys, always the same.
+
     They take turns with the servers, and go to the next where nobody takes the connection or where
     it broke. The load balancer asks every server for its health once a second, and sends nothing
     new to one that has failed twice. If nothing was said at all, it also breaks the connections: a
@@ -147,6 +149,7 @@ class Clients:
 
     urls: Sequence[str]
     key: str
+    others: Sequence[str] = ()
     bodies: list[bytes] = field(
         default_factory=lambda: [json.dumps(body(each)).encode() for each in range(NUM_QUESTIONS)]
     )
@@ -207,7 +210,8 @@ class Clients:
 
     async def _until_answered(self, http: httpx.AsyncClient, outcome: Outcome) -> None:
         content = self.bodies[outcome.arrival.question]
-        headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
+        key = (self.key, *self.others)[outcome.arrival.question % (1 + len(self.others))]
+        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         for url in itertools.islice(itertools.cycle(self.urls), outcome.arrival.question, None):
             if url in self._out and not self._out.issuperset(self.urls):
                 continue

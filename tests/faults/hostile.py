@@ -25,6 +25,7 @@ from tests.faults.clients import NUM_QUESTIONS, PATIENCE_S, body
 HOSTILE_KEY = "sk-hostile"
 NUM_CLIENTS = 150
 NUM_SLOW = 600
+NUM_READERS = 16
 _NUM_SLOW_HEADS = 50
 _NICENESS = 15
 _HEADERS = {"authorization": f"Bearer {HOSTILE_KEY}", "content-type": "application/json"}
@@ -164,27 +165,51 @@ def thousands_of_headers() -> Iterator[bytes]:
 
 
 async def crowd(url: str, begins: asyncio.Future[None]) -> None:
-    """Ask with 150 clients of one tenant, each again as soon as it is answered.
-
-    They come one second after a refusal, whatever `Retry-After` says.
-    """
+    """Ask with 150 clients of one tenant, each again as soon as it is answered."""
     bodies = [json.dumps(body(each)).encode() for each in range(NUM_QUESTIONS)]
+    await _ask_without_pause(
+        url, begins, NUM_CLIENTS, lambda index, _: bodies[index % NUM_QUESTIONS]
+    )
+
+
+async def new_documents(url: str, begins: asyncio.Future[None]) -> None:
+    """Ask with sixteen streams without pause, each time about a thousand tokens that are new."""
+    documents = [generate_document(f"new {each}", 1_000) for each in range(NUM_READERS)]
+    asked = {"model": "rapid-embedded", "stream": True, "max_tokens": 64}
+
+    def write(index: int, number: int) -> bytes:
+        question = {"role": "user", "content": documents[index].questions[0].question}
+        text = f"Copy {index}-{number}.\n\n{documents[index].text}"
+        document = {"name": documents[index].name, "text": text}
+        rapid = {"documents": [document]}
+        return json.dumps(asked | {"messages": [question], "rapid": rapid}).encode()
+
+    await _ask_without_pause(url, begins, NUM_READERS, write)
+
+
+async def _ask_without_pause(
+    url: str, begins: asyncio.Future[None], num_clients: int, write: Callable[[int, int], bytes]
+) -> None:
+    """Send the bodies that `write` returns for a client and the number of its question.
+
+    Clients come one second after a refusal, whatever `Retry-After` says.
+    """
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
         base_url=url, headers=_HEADERS, limits=limits, timeout=PATIENCE_S
     ) as http:
 
         async def ask(index: int) -> None:
-            while True:
+            for number in itertools.count():
                 with contextlib.suppress(httpx.HTTPError):
-                    content = bodies[index % NUM_QUESTIONS]
+                    content = write(index, number)
                     reply = await http.post("/v1/chat/completions", content=content)
                     if reply.status_code == 200:
                         continue
                 await asyncio.sleep(1.0)
 
         await begins
-        await asyncio.gather(*map(ask, range(NUM_CLIENTS)))
+        await asyncio.gather(*map(ask, range(num_clients)))
 
 
 async def slow_bodies(url: str, begins: asyncio.Future[None]) -> None:

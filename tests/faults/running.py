@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -16,7 +16,7 @@ import httpx
 from tests.faults.breakages import BEHIND, Fault
 from tests.faults.clients import NUM_QUESTIONS, Arrival, Clients, Outcome, Phase, arrivals
 from tests.faults.judgement import Run, faults_of
-from tests.faults.service import KEY, Service, grown
+from tests.faults.service import KEY, OTHERS, Service, grown
 from tests.faults.table import as_markdown, formatted, row, row_not_tried
 
 INJECTED_AT_S = 2.0
@@ -201,6 +201,8 @@ def tried(
 ) -> Run:
     """Try one fault; what stops the row itself is part of what was seen."""
     rate = fault.load * capacity
+    if fault.tenants > 1:
+        clients = replace(clients, others=OTHERS[: fault.tenants - 1])
     phases: list[tuple[Phase, float, float]] = [
         ("standard", 12 * scale + fault.lasts_s, 0.5 * rate),
         ("overflow", 5 * scale, 2.5 * rate),

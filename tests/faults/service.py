@@ -31,6 +31,7 @@ from tests.faults.qdrant import Qdrant, qdrant
 
 APP = "rapid"
 KEY = "sk-clients"
+OTHERS = ("sk-second", "sk-third")  # of two more tenants, who ask in few rows
 POOLS = ("Target", "Drafter", "Retriever", "Orchestrator", "Ingress")
 FOLLOWER = "rapid.engines.parallel.follower"
 WAIT_S = 120.0
@@ -295,7 +296,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def settings(store: str) -> ServeConfig:
-    """The shipped laptop settings with two replicas a pool, two tenants and a Qdrant at `store`."""
+    """The shipped laptop settings with two replicas a pool, four tenants and the Qdrant `store`."""
     from deployments.app import check
 
     config = check("serve_config.yaml")
@@ -305,7 +306,9 @@ def settings(store: str) -> ServeConfig:
 
     keys = tuple(
         ApiKey(tenant=tenant, sha256=hash_key(key))
-        for tenant, key in (("clients", KEY), ("hostile", HOSTILE_KEY))
+        for tenant, key in zip(
+            ("clients", "hostile", "second", "third"), (KEY, HOSTILE_KEY, *OTHERS), strict=True
+        )
     )
     server = ServerStoreConfig(kind="server", url=store)
     retrieval = config.retriever.retrieval.model_copy(update={"store": server})

@@ -13,7 +13,7 @@ from deployments.api.proxy.plain_errors import OpenAIErrors
 from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
 from rapid.errors import DrafterUnavailable, EngineFailed, Overloaded
-from rapid.messages import Finished, TextDelta
+from rapid.events import Finished, TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 from tests.deployments.serving import served
 from tests.faults.clients import NUM_QUESTIONS, Arrival, Clients, Outcome, body
@@ -22,6 +22,7 @@ from tests.faults.hostile import (
     Hostility,
     half_open,
     hostile_bodies,
+    new_documents,
     slow_bodies,
 )
 
@@ -164,7 +165,7 @@ async def test_who_leaves_is_not_waited_for() -> None:
     assert outcome.end == "left"
 
 
-@pytest.mark.parametrize("hostility", [slow_bodies, half_open])
+@pytest.mark.parametrize("hostility", [slow_bodies, half_open, new_documents])
 async def test_connections_that_go_on_slowly_or_not_at_all_are_passed_by(
     hostility: Hostility, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from rapid.messages import Document, DocumentRef, Reading, Tell
+from collections.abc import Awaitable, Callable, Collection
+
+from rapid.engine_status import Erasure
+from rapid.errors import RapidError
+from rapid.events import Reading, Tell
+from rapid.messages import Document, DocumentRef
 
 
 class FakeIndex:
@@ -18,5 +23,43 @@ class FakeIndex:
         tell(Reading(1, 1, unit="passages"))
         self.documents[tenant, document.digest] = document
 
-    async def forget(self, tenant: str, document: DocumentRef) -> None:
-        self.documents.pop((tenant, document.digest), None)
+    async def forget(
+        self, tenant: str, document: DocumentRef, *, whole: bool = True
+    ) -> list[Erasure]:
+        if self.failure is not None:
+            raise self.failure
+        found = self.documents.pop((tenant, document.digest), None)
+        return [Erasure("index", 100, int(found is not None))]
+
+
+class FakeTraces:
+    """Engines that have every text, and say of those `in_use` that they still need them."""
+
+    def __init__(self) -> None:
+        self.texts: set[tuple[str, str]] = set()
+        self.in_use: set[tuple[str, str]] = set()
+        self.reminded: frozenset[str] = frozenset()
+
+    async def forget(self, tenant: str, digest: str) -> list[Erasure]:
+        key = tenant, digest
+        if key in self.in_use:
+            return [Erasure("engine: memory", 1000, 0, "in use")]
+        num_found = int(key in self.texts)
+        self.texts.discard(key)
+        return [Erasure("engine: memory", 1000, num_found)]
+
+    async def remind(self, find: Callable[[], Awaitable[Collection[str]]]) -> None:
+        self.reminded = frozenset(await find())
+
+
+class FakeReader:
+    """Notes what it is to read, or raises `failure`."""
+
+    def __init__(self, failure: RapidError | None = None) -> None:
+        self.failure = failure
+        self.read: list[tuple[str, DocumentRef]] = []
+
+    async def prefill(self, tenant: str, document: DocumentRef) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.read.append((tenant, document))

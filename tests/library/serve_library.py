@@ -1,10 +1,12 @@
-"""A server of files alone with its worker, for tests that kill it: ``FOLDER PORT``."""
+"""A server of files alone with its worker, for tests that kill it: ``LIBRARY PORT``.
+
+`LIBRARY` is a `LibraryConfig` as JSON.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
 
 import uvicorn
 
@@ -17,8 +19,8 @@ from tests.deployments.scripted import ScriptedOrchestrator
 from tests.library.libraries import FakeIndex
 
 
-async def main(folder: Path, port: int) -> None:
-    access = LibraryAccess(LibraryConfig(folder=folder))
+async def main(library: str, port: int) -> None:
+    access = LibraryAccess(LibraryConfig.model_validate_json(library))
     app = Ingress(ScriptedOrchestrator(), ApiConfig(model="m"), library=access)
     config = uvicorn.Config(app, host="127.0.0.1", port=port, lifespan="off", log_level="error")
     worker = asyncio.create_task(Ingestion(await access.get(), FakeIndex()).run())
@@ -26,4 +28,4 @@ async def main(folder: Path, port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

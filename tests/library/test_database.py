@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import select, text
+from sqlalchemy import insert, select, text
+from sqlalchemy.exc import IntegrityError
 
 from library.database import Database
 from library.schema import Base, VectorStoreRow
@@ -35,6 +36,13 @@ async def test_a_database_of_a_later_release_is_refused(database: Database):
         await session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(LibraryUnavailable, match="upgrade this one"):
         await database.migrate()
+
+
+async def test_an_error_has_no_words_of_tenants(database: Database):
+    with pytest.raises(IntegrityError) as failed:
+        async with database.write() as session:
+            await session.execute(insert(VectorStoreRow), [{"id": "vs_1", "name": "secret"}])
+    assert "secret" not in str(failed.value)
 
 
 async def test_writers_wait_for_one_another(database: Database):

@@ -8,21 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from library.blobs import Blobs
-from library.database import Database
 from library.ingestion import Ingestion
 from library.jobs import LEASE_S, Jobs
 from library.library_access import Library
-from library.library_config import LibraryConfig
 from library.schema import FileRow
 from rapid.errors import DocumentNotReady, RetrievalUnavailable, UnknownDocument
 from tests.library.libraries import FakeIndex
-
-
-@pytest.fixture
-def library(database: Database, tmp_path: Path) -> Library:
-    blobs = Blobs.in_folder(tmp_path / "files")
-    return Library.over(LibraryConfig(folder=tmp_path), database, blobs)
+from tests.library.object_store import ObjectStore
 
 
 async def add(library: Library, text: bytes = b"The key is 7.", tenant: str = "a") -> FileRow:
@@ -65,7 +57,10 @@ async def test_a_file_that_cannot_be_read_says_why(library: Library):
         await library.documents.find("a", [file.id])
 
 
-async def test_a_store_is_indexed_and_forgets_what_is_deleted(library: Library, tmp_path: Path):
+async def test_a_store_is_indexed_and_forgets_what_is_deleted(
+    library: Library, tmp_path: Path, s3_server: ObjectStore
+):
+    kept_in = s3_server.folder if library.database.is_shared else tmp_path
     index = FakeIndex()
     worker = Ingestion(library, index)
     file = await add(library, b"a secret of the tenant")
@@ -75,15 +70,15 @@ async def test_a_store_is_indexed_and_forgets_what_is_deleted(library: Library, 
     await worker.drain()
     (found,) = await library.documents.find("a", store_ids=[store.id])
     assert [each.name for each in index.documents.values()] == ["notes.txt"]
-    assert holds(tmp_path, b"a secret of the tenant")
-    await library.files.delete("a", file.id)
+    assert holds(kept_in, b"a secret of the tenant")
+    await library.delete("a", file.id)
     with pytest.raises(UnknownDocument):
         await library.files.get("a", file.id)
     assert await library.documents.find("a", store_ids=[store.id]) == ()
     await worker.drain()
     assert not index.documents
-    assert not holds(tmp_path, b"a secret of the tenant")
-    assert not holds(tmp_path, b"notes.txt")
+    assert not holds(kept_in, b"a secret of the tenant")
+    assert not holds(kept_in, b"notes.txt")
     with pytest.raises(UnknownDocument):
         await library.documents.resolve("a", [found.ref])
 
@@ -94,7 +89,7 @@ async def test_a_text_stays_while_another_file_has_it(library: Library):
     first, second = await add(library), await add(library)
     await library.stores.create("a", file_ids=[first.id, second.id])
     await worker.drain()
-    await library.files.delete("a", first.id)
+    await library.delete("a", first.id)
     await worker.drain()
     assert len(index.documents) == 1
 

@@ -16,7 +16,6 @@ import httpx
 import pytest
 from sqlalchemy import delete
 
-from library.blobs import Blobs
 from library.database import Database
 from library.ingestion import Ingestion
 from library.library_access import Library
@@ -25,15 +24,10 @@ from library.schema import JobRow
 from library.stored_files import original_of, text_of
 from library.upkeep import Discrepancy, verify
 from rapid.errors import DocumentNotReady
+from tests.library.conftest import empty
 from tests.library.libraries import FakeIndex
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def library(database: Database, tmp_path: Path) -> Library:
-    blobs = Blobs.in_folder(tmp_path / "files")
-    return Library.over(LibraryConfig(folder=tmp_path), database, blobs)
 
 
 async def test_bytes_that_nobody_was_told_of_are_found_and_deleted(library: Library):
@@ -70,17 +64,30 @@ async def test_work_that_nobody_does_is_given_to_somebody(library: Library):
 
 
 @pytest.mark.slow
-async def test_what_was_acknowledged_survives_kills(tmp_path: Path):
-    """Twenty times killed while files come, are read and deleted."""
+@pytest.mark.parametrize(
+    ("kind", "num_kills", "num_uploads"), [("folder", 20, 15), ("servers", 8, 13)]
+)
+async def test_what_was_acknowledged_survives_kills(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, num_kills: int, num_uploads: int
+):
+    """Killed many times while files come, are read and deleted, in a folder, PostgreSQL or S3."""
+    config, kept_in = LibraryConfig(folder=tmp_path), tmp_path / "files"
+    if kind == "servers":
+        url, s3 = request.getfixturevalue("postgres"), request.getfixturevalue("s3")
+        database = Database(url)
+        await empty(database)
+        await database.close()
+        config = LibraryConfig(folder=tmp_path, database=url, blobs=f"{s3.url}/kills")
+        kept_in = s3.folder / "library" / "kills"
     rng = random.Random(3)
     kept: dict[str, bytes] = {}
     deleted: set[str] = set()
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    for _ in range(20):
-        server = await asyncio.to_thread(_start, tmp_path, port)
-        num_left = rng.randrange(1, 15)
+    for _ in range(num_kills):
+        server = await asyncio.to_thread(_start, config, port)
+        num_left = rng.randrange(1, num_uploads)
 
         def count(server: subprocess.Popen[bytes] = server) -> None:
             nonlocal num_left
@@ -88,11 +95,11 @@ async def test_what_was_acknowledged_survives_kills(tmp_path: Path):
             if not num_left:
                 server.kill()
 
-        uses = (_use(url, kept, deleted, rng.random(), count) for _ in range(15))
+        uses = (_use(url, kept, deleted, rng.random(), count) for _ in range(num_uploads))
         await asyncio.gather(*uses)
         server.kill()
         server.wait()
-    server = await asyncio.to_thread(_start, tmp_path, port)
+    server = await asyncio.to_thread(_start, config, port)
     try:
         async with httpx.AsyncClient(base_url=url) as http:
             for file_id, content in kept.items():
@@ -105,15 +112,15 @@ async def test_what_was_acknowledged_survives_kills(tmp_path: Path):
     finally:
         server.kill()
         server.wait()
-    assert len(kept) > 40
-    library = await Library.open(LibraryConfig(folder=tmp_path))
+    assert len(kept) > num_kills * 2
+    library = await Library.open(config)
     await Ingestion(library, FakeIndex(), clock=lambda: time.time() + 60).drain()
     orphans = await verify(library, repairs=True, young_s=0)
     assert {each.kind for each in orphans} <= {"bytes without a file"}
     assert await verify(library, young_s=0) == []
     names = {each.name for each in await library.blobs.list_blobs()}
     assert not names & {original_of(each) for each in deleted}
-    on_disk = {p.name for p in (tmp_path / "files").rglob("*") if p.is_file()}
+    on_disk = {p.name for p in kept_in.rglob("*") if p.is_file()}
     assert on_disk == {name.partition("/")[2] for name in names}
     await library.close()
 
@@ -122,9 +129,10 @@ async def _status(http: httpx.AsyncClient, file_id: str) -> str:
     return str((await http.get(f"/v1/files/{file_id}")).json()["status"])
 
 
-def _start(folder: Path, port: int) -> subprocess.Popen[bytes]:
+def _start(config: LibraryConfig, port: int) -> subprocess.Popen[bytes]:
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.library.serve_library", str(folder), str(port)], cwd=ROOT
+        [sys.executable, "-m", "tests.library.serve_library", config.model_dump_json(), str(port)],
+        cwd=ROOT,
     )
     while True:
         try:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import rapid
-from deployments.api.chat.chat_request import ChatRequest, RapidOptions
-from deployments.api.chat.parsing import parse_chat_request
+from deployments.api.dialects.chat.chat_request import ChatRequest, RapidOptions
+from deployments.api.dialects.chat.parsing import parse_chat_request
 from rapid.asking import AskSettings, QuestionFields, as_request, in_own_words
 from rapid.errors import BadRequest, PromptTooLong
 from rapid.messages import Document, GenerateRequest, Message
@@ -133,7 +133,11 @@ def test_a_setting_is_refused_as_over_http(settings: dict[str, Any], param: str)
         ),
         ([{"role": "user", "content": "Hi"}], (), "rapid.Message(role, text); it has an entry of"),
         ([], (), "question must not be empty"),
-        ([Message("bot", "Hi")], (), "question[0].role must be 'system', 'developer', 'user' or"),
+        (
+            [Message("bot", "Hi")],
+            (),
+            "question[0].role must be 'system', 'developer', 'user', 'assistant'",
+        ),
         ([Message("user", 3)], (), "question[0].content must be a valid string"),  # type: ignore[arg-type]
         ([Message("system", "Hi")], (), "question has no message with role 'user'"),
         ("\ud800", (), "question has a lone surrogate"),

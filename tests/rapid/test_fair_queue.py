@@ -61,6 +61,17 @@ async def test_a_tenant_that_comes_back_at_once_has_no_more_turns_than_others() 
     assert crowd.entered == ["a0", "a1", "b0", "a2"]
 
 
+async def test_who_was_charged_the_least_work_is_next_by_weight() -> None:
+    queue = FairQueue(1)
+    crowd = Crowd(queue)
+    await crowd.come("a0", "a1", "a2", "b0", "b1", "b2", "c0")
+    for _ in range(6):
+        queue.charge("a", 3.0)
+        queue.charge("b", 1.0)
+        await crowd.let_out()
+    assert crowd.entered == ["a0", "c0", "b0", "b1", "b2", "a1", "a2"]
+
+
 async def test_who_continues_stands_at_the_head_of_its_own_line_only() -> None:
     crowd = Crowd(FairQueue(1))
     await crowd.come("a0", "b0", "a1")
@@ -117,6 +128,26 @@ async def test_a_line_is_as_long_as_there_is_room_for_others(
     assert crowd.turns.refusal(tenant) == refusal
     for task in crowd.tasks.values():
         task.cancel()
+
+
+async def test_a_smaller_priority_is_sooner_among_its_tenants_own_only() -> None:
+    turns = FairQueue(1)
+    entered: list[str] = []
+
+    async def stay(name: str, priority: int, is_first: bool = False) -> None:
+        async with turns.turn(name[0], is_first=is_first, priority=priority):
+            entered.append(name)
+
+    await turns.enter("a")
+    coming = [("a0", 0), ("a1", 5), ("a2", -1), ("b0", 9), ("b1", 9), ("a3", 0), ("b2", 3)]
+    tasks = [asyncio.create_task(stay(*each)) for each in coming]
+    tasks.append(asyncio.create_task(stay("a4", 7, is_first=True)))
+    await settled()
+    turns.leave()
+    await asyncio.gather(*tasks)
+    assert [name for name in entered if name[0] == "a"] == ["a4", "a2", "a0", "a3", "a1"]
+    assert [name for name in entered if name[0] == "b"] == ["b2", "b0", "b1"]
+    assert [name[0] for name in entered] == [*"abababaa"]
 
 
 async def test_while_a_place_is_free_nobody_is_refused() -> None:

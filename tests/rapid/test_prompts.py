@@ -12,7 +12,7 @@ import pytest
 
 from rapid.embedded.chat import build_drafter_prompt, document_prompt
 from rapid.errors import BadRequest
-from rapid.messages import Document, Message, TextPart
+from rapid.messages import Document, Message, TextPart, ToolCall
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
 
 
@@ -204,3 +204,36 @@ def test_text_in_parts_is_read_as_the_same_text() -> None:
     (from_parts,), (from_text,) = (target_messages([each], documents) for each in (parts, whole))
     assert from_parts.text == from_text.text
     assert from_parts.content[1:] == parts.content  # a part that is not text would keep its place
+
+
+CALL = ToolCall("abc", "read", '{"page": 7}')
+
+
+def call_and(result: str) -> list[Message]:
+    return [Message("assistant", "", (CALL,)), Message("tool", result, tool_call_id="abc")]
+
+
+def test_a_long_result_of_a_tool_is_searched_and_a_short_one_stays():
+    long = "word " * 11
+    chat = [user("What is on the page?"), *call_and(long), *call_and("two words")]
+    planned = plan(*chat)  # ten words of results may stay
+    assert planned.documents == (Document("tool result abc", long),)
+    told = drafter_messages(planned, [Chunk("tool result abc", "word word")])
+    shown = 'Retrieved text chunks of "tool result abc":\nword word\n\n'
+    assert told == (chat[0], chat[1], Message("tool", shown, tool_call_id="abc"), *chat[3:])
+    assert target_messages(chat, []) == tuple(chat)  # the target reads all of it
+    both = [user("What?"), *call_and("word " * 6), *call_and("word " * 6)]
+    assert [each.name for each in plan(*both).documents] == ["tool result abc"]
+    assert plan(*both).turns[2].document_names == ("tool result abc",)  # the earlier one
+
+
+def test_a_call_and_its_results_are_kept_or_searched_together():
+    chat = [user("first one"), *call_and("two words"), assistant("Done."), user("and now?")]
+    kept = plan(*chat)
+    assert tuple(turn.message for turn in kept.turns) == tuple(chat)
+    older = plan(*chat, budget_tokens=24)
+    assert [turn.message.role for turn in older.turns] == ["user"]
+    (document,) = older.documents
+    assert document.text == (
+        'user: first one\n\nassistant: read({"page": 7})\n\ntool: two words\n\nassistant: Done.'
+    )

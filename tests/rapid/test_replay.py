@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rapid
-from deployments.api.chat.wire import rapid_receipt
+from deployments.api.dialects.chat.wire import rapid_receipt
 from rapid.answering.request import RequestRun
 from rapid.asking import as_request
 from rapid.embedded.example import Example
@@ -61,6 +61,8 @@ def replay(file: Json, models: ReplayModels) -> Mismatch | None:
     [
         {"mode": "plain", "seed": 7},
         {"mode": "plain", "seed": 7, "top_p": 0.7, "top_k": 5},
+        {"mode": "plain", "seed": 7, "min_p": 0.3},
+        {"mode": "fused", "seed": 7, "temperature": 2.0, "min_p": 0.3},
         {"mode": "plain", "temperature": 0.0},
         {"mode": "lossless", "seed": 7},
         {"mode": "lossless", "seed": 7, "coupling": "maximal"},
@@ -95,6 +97,14 @@ def test_a_bias_of_logits_is_part_of_the_contract(pair, models, mode, temperatur
     mismatch = replay(biased, models)
     assert mismatch is not None
     assert mismatch.position == 0
+
+
+def test_an_answer_that_follows_a_grammar_is_not_replayed(pair, models):
+    file = ask(pair, mode="plain", seed=7)
+    for name, value in (("structured_outputs", {"regex": "a"}), ("repetition_penalty", 1.2)):
+        file["request"] = ask(pair, mode="plain", seed=7)["request"] | {name: value}
+        with pytest.raises(CannotReplay, match="grammar or a penalty"):
+            replay(file, models)
 
 
 @pytest.mark.parametrize("mode", ["plain", "fused", "rag"])

@@ -32,6 +32,12 @@ class PlainChunkStore:
         self.documents.pop((tenant, document_id), None)
         self.stored.pop((tenant, document_id), None)
 
+    async def delete_text(self, tenant, text_id):
+        keys = [key for key in self.stored if key[0] == tenant and key[1].startswith(f"{text_id}-")]
+        for key in keys:
+            await self.delete(*key)
+        return len(keys)
+
     async def close(self):
         self.documents.clear()
         self.stored.clear()

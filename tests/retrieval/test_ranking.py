@@ -1,8 +1,10 @@
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval.chunking import RetrievedChunk
-from retrieval.ranking import select
+from retrieval.ranking import NOT_FOUND, fuse, rank, select
 
 
 def chunk(document_id, start, text, num_tokens, score):
@@ -33,10 +35,23 @@ def test_a_context_keeps_its_budget_its_order_and_nothing_twice(ranked, budget):
     )
     texts = [" ".join(c.text.split()) for c in chosen]
     assert len(texts) == len(set(texts))
+    heard = {c.document_id: c for c in sorted(ranked, key=lambda c: c.score)}  # the best of each
     for left_out in set(ranked) - set(chosen):
-        better = sum(c.num_tokens for c in chosen if c.score >= left_out.score)
+        first = heard.values() if len(heard) > 1 else ()
+        better = sum(c.num_tokens for c in chosen if c.score >= left_out.score or c in first)
         is_repeat = " ".join(left_out.text.split()) in texts
         assert is_repeat or left_out.num_tokens > budget - better
+
+
+def test_each_relevant_document_is_heard_within_half_of_the_budget():
+    """Many passages of one document would leave no room for the others."""
+    many = [chunk("a", start, f"a{start}", 4, 0.9 - start / 100) for start in range(8)]
+    other, weak = chunk("b", 0, "b", 4, 0.6), chunk("c", 0, "c", 4, 0.2)
+    assert select([*many, other, weak], 16, "abc") == [*many[:3], other]
+    assert select([*many, other, weak], 4) == many[:1]  # half of it holds nobody
+    assert select(many, 16) == many[:4]
+    others = [chunk(each, 0, each, 4, 0.6) for each in "bcdefgh"]
+    assert select([*many, *others], 16, "abcdefgh") == [*many[:3], others[0]]
 
 
 def test_a_chunk_that_does_not_fit_is_passed_over():
@@ -44,3 +59,45 @@ def test_a_chunk_that_does_not_fit_is_passed_over():
     long = chunk("a", 10, "long", 5, 0.8)
     short = chunk("a", 20, "short", 3, 0.1)
     assert select([best, long, short], 10) == [short, best]
+
+
+scores = st.lists(
+    st.one_of(st.just(NOT_FOUND), st.integers(-4, 9), st.floats(-1, 1)).map(float), max_size=40
+)
+
+
+def rank_plainly(scores):
+    """Sort by score; then sort by place what a chain of differences within rounding joins."""
+    falling = sorted(
+        (at for at, each in enumerate(scores) if each > NOT_FOUND), key=lambda at: -scores[at]
+    )
+    chains: list[list[int]] = []
+    for at in falling:
+        if chains:
+            before = scores[chains[-1][-1]]
+            near = max(1e-6, 1e-5 * max(abs(before), abs(scores[at])))
+            if before - scores[at] <= near:
+                chains[-1].append(at)
+                continue
+        chains.append([at])
+    return [(at, scores[chain[0]]) for chain in chains for at in sorted(chain)]
+
+
+@given(scores)
+def test_ranks_are_those_of_a_plain_sort(scores):
+    ranked = rank(np.array(scores))
+    pairs = [*zip(ranked.places.tolist(), ranked.scores.tolist(), strict=True)]
+    assert pairs == rank_plainly(scores)
+
+
+@pytest.mark.parametrize("weight", [None, 0.3])
+@given(scores, st.data())
+def test_a_limit_cuts_a_fused_ranking_and_moves_nothing(weight, scores, data):
+    words = data.draw(st.lists(st.floats(0, 1), min_size=len(scores), max_size=len(scores)))
+    both = rank(np.array(scores)), rank(np.array(words))
+    whole = fuse(*both, len(scores), weight, len(scores))
+    assert sorted(whole.places) == sorted(both[0].places)
+    for limit in range(1, len(scores) + 1):
+        cut = fuse(*both, len(scores), weight, limit)
+        np.testing.assert_array_equal(cut.places[:limit], whole.places[:limit])
+        np.testing.assert_array_equal(cut.scores[:limit], whole.scores[:limit])

@@ -5,7 +5,7 @@ import pytest
 
 from rapid.embedded.generator import generate_document
 from rapid.errors import RetrievalPending, UnknownDocument
-from rapid.messages import Reading
+from rapid.events import Reading
 from retrieval import (
     Document,
     EmbedderFailed,

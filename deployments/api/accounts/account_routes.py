@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.api.accounts.account_bodies import MAX_TENANT, ChangedLimits, NewKey, Rotation
+from deployments.api.files.objects import list_of
 from deployments.api.http.bodies import Bodies
 from deployments.api.http.json_bodies import read_fields
 from library.accounts import api_keys
@@ -29,6 +30,7 @@ Endpoint = tuple[str, str, Scope | None, Callable[[Request], Awaitable[Response]
 
 _NS = 10**9  # nanoseconds of a second
 _USUAL_DAYS = 31  # of usage, where no first day is given
+_FIRST_DAY = datetime.date(1970, 1, 1)  # of usage; days that many before it are still of a calendar
 _MOST_LISTED = 100  # at once, as in lists of OpenAI
 
 
@@ -159,10 +161,7 @@ def act_object(row: AuditRow) -> Json:
 
 
 def _page(data: Sequence[Json], limit: int) -> Response:
-    shown = data[:limit]
-    ids = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {}
-    more = {"has_more": len(data) > len(shown)}
-    return JSONResponse({"object": "list", "data": shown} | ids | more)
+    return JSONResponse(list_of(data[:limit], has_more=len(data) > limit))
 
 
 def _limit_of(request: Request) -> int:
@@ -175,10 +174,13 @@ def _limit_of(request: Request) -> int:
 def _day_of(request: Request, name: str, usual: datetime.date) -> datetime.date:
     given = request.query_params.get(name)
     try:
-        return usual if given is None else datetime.datetime.strptime(given, "%Y-%m-%d").date()
+        day = usual if given is None else datetime.datetime.strptime(given, "%Y-%m-%d").date()
+        if day >= _FIRST_DAY:
+            return day
     except ValueError:
-        message = f"{name} must be a day of the calendar, written as '2026-01-31'."
-        raise BadRequest(message, name, "invalid_value") from None
+        pass
+    message = f"{name} must be a day since {_FIRST_DAY}, written as '2026-01-31'."
+    raise BadRequest(message, name, "invalid_value")
 
 
 def _name(tenant: str) -> str:

@@ -24,7 +24,15 @@ from typing import Self
 from deployments.api.backend.service import GenerationService, Tell
 from rapid.answering.request_plan import draw_seed
 from rapid.errors import BadRequest, CannotContinue, OrchestratorLost
-from rapid.messages import Finished, GenerateRequest, GenerationEvent, TextDelta
+from rapid.events import (
+    CallDelta,
+    ChoiceDelta,
+    Finished,
+    GenerationEvent,
+    TextDelta,
+    ThinkingDelta,
+)
+from rapid.messages import GenerateRequest
 from rapid.receipt import Failover
 
 _log = logging.getLogger(__name__)
@@ -61,10 +69,12 @@ class ChoiceCursor:
             self.is_finished or is_finished,
         )
 
-    def after_delta(self, delta: TextDelta) -> ChoiceCursor:
-        """Return the mark of a client that also has `delta`."""
-        is_finished = delta.finish_reason is not None
-        return self.after(delta.text, len(delta.logprobs), is_finished=is_finished)
+    def after_delta(self, delta: ChoiceDelta) -> ChoiceCursor:
+        """Return the mark of a client that also has `delta`; the name of a call is text as well."""
+        if isinstance(delta, TextDelta):
+            is_finished = delta.finish_reason is not None
+            return self.after(delta.text, len(delta.logprobs), is_finished=is_finished)
+        return self.after(_spell(delta), 0, is_finished=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +112,7 @@ class Cursor:
             date=request.date,
             num_roles=0,
             has_usage=False,
-            marks=(ChoiceCursor(),) * request.num_choices,
+            marks=(ChoiceCursor(),) * request.num_answers,
         )
 
     @classmethod
@@ -129,7 +139,7 @@ class Cursor:
             form = None
         if form != _FORMAT:
             raise _refuse("is not an id that this server gave to an event", "invalid_event_id")
-        if asked != _digest(request) or len(marks) != request.num_choices:
+        if asked != _digest(request) or len(marks) != request.num_answers:
             raise _refuse(
                 "belongs to another request: send the very body and key of the stream that broke",
                 "foreign_event_id",
@@ -158,7 +168,7 @@ class Cursor:
         """Return the cursor of a client that also has what is rendered of this event."""
         if isinstance(event, Finished):
             return replace(self, has_usage=True)
-        if not isinstance(event, TextDelta):
+        if not isinstance(event, ChoiceDelta):
             return self
         marks = list(self.marks)
         marks[event.choice] = marks[event.choice].after_delta(event)
@@ -204,7 +214,7 @@ async def continue_events(
             async with aclosing(running.rest) as events:
                 yield running.started
                 async for event in events:
-                    if isinstance(event, TextDelta) and request.is_streamed:
+                    if isinstance(event, ChoiceDelta) and request.is_streamed:
                         num_skipped += event.num_tokens
                         new = rest.of(event)
                         if new is None:
@@ -233,16 +243,18 @@ class _Rest:
         self._has = tuple(has)
         self._seen = [ChoiceCursor() for _ in has]
 
-    def of(self, delta: TextDelta) -> TextDelta | None:
+    def of(self, delta: ChoiceDelta) -> ChoiceDelta | None:
         """Return what of `delta` the client has not; None if it has all of it.
 
         Raises:
             CannotContinue: What the client has is not how this answer begins.
         """
         has, seen = self._has[delta.choice], self._seen[delta.choice]
-        num_again = max(0, min(has.num_chars - seen.num_chars, len(delta.text)))
-        again, new = delta.text[:num_again], delta.text[num_again:]
-        is_finished = delta.finish_reason is not None
+        text = delta if isinstance(delta, TextDelta) else None
+        told = text.text if text else _spell(delta)
+        num_again = max(0, min(has.num_chars - seen.num_chars, len(told)))
+        again, new = told[:num_again], told[num_again:]
+        is_finished = text is not None and text.finish_reason is not None
         seen = seen.after(again, 0, is_finished=is_finished)
         is_reached = seen.num_chars >= has.num_chars
         if (
@@ -254,9 +266,24 @@ class _Rest:
                 "The answer cannot be continued, because generating it again gave another text: "
                 "send the request again from its start, without Last-Event-ID."
             )
-        num_tokens = max(0, has.num_tokens - seen.num_tokens)
-        logprobs = delta.logprobs[num_tokens:]
-        self._seen[delta.choice] = seen.after(new, len(delta.logprobs), is_finished=is_finished)
+        all_logprobs = text.logprobs if text else ()
+        logprobs = all_logprobs[max(0, has.num_tokens - seen.num_tokens) :]
+        self._seen[delta.choice] = seen.after(new, len(all_logprobs), is_finished=is_finished)
         if has.is_finished or not (new or logprobs or is_finished):
             return None
-        return replace(delta, text=new, logprobs=logprobs)
+        if text:
+            return replace(text, text=new, logprobs=logprobs)
+        if isinstance(delta, ThinkingDelta):
+            return replace(delta, text=new)
+        if num_again and isinstance(delta, CallDelta):  # a client has all of a name or nothing
+            return replace(delta, arguments=new, begins=False)
+        return delta
+
+
+def _spell(delta: ChoiceDelta) -> str:
+    """Return what a delta that is no text counts as; nothing for kinds that are sent again."""
+    if isinstance(delta, ThinkingDelta):
+        return delta.text
+    if not isinstance(delta, CallDelta):
+        return ""
+    return f"\n{delta.name}\n{delta.arguments}" if delta.begins else delta.arguments

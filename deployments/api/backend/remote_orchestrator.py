@@ -15,9 +15,12 @@ from cluster.remote_failures import FailureKind, failure_of
 from cluster.serve_internals import handle_before_start, transport
 from deployments.api.backend.readiness import Readiness
 from deployments.api.backend.service import Running, Tell, begin
+from rapid.answering.prompting import TokenizedPrompt
 from rapid.errors import OrchestratorLost, Overloaded, RapidError
-from rapid.messages import Document, DocumentRef, GenerateRequest, GenerationEvent
+from rapid.events import GenerationEvent
+from rapid.messages import Document, DocumentRef, GenerateRequest
 from retrieval.chunking import Chunk, RetrievedChunk
+from retrieval.relevance import TextVectors
 
 _LOOK_S = 1.0  # between two looks at an orchestrator from which nothing comes
 _SILENT_LOOKS = 3  # as this process may have stood still itself, and hears the others one by one
@@ -126,9 +129,29 @@ class RemoteOrchestrator:
         found: Sequence[Chunk] = await self._call("list_chunks", tenant, document)
         return found
 
+    async def embed(
+        self, tenant: str, texts: Sequence[str], model: str | None, query: str | None = None
+    ) -> TextVectors:
+        """Return the vectors of texts, or how relevant they are to a query; errors as above."""
+        found: TextVectors = await self._call("embed", tenant, texts, model, query)
+        return found
+
+    async def tokenize(self, request: GenerateRequest) -> TokenizedPrompt:
+        """Return the tokens of a request's prompt; errors as for `begin`."""
+        found: TokenizedPrompt = await self._call("tokenize", request)
+        return found
+
+    async def detokenize(self, request: GenerateRequest) -> str:
+        """Return the text of a prompt of token ids; errors as for `begin`."""
+        found: str = await self._call("detokenize", request)
+        return found
+
     async def _call(self, method: str, *arguments: Any) -> Any:
         with _failures_named():
-            return await self._handle.options(method_name=method).remote(*arguments)
+            found = await self._handle.options(method_name=method).remote(*arguments)
+            if isinstance(found, RapidError):  # a refusal
+                raise found
+            return found
 
     async def ready(self) -> dict[str, Any]:
         """Return the state of pools and engines, as this process last saw it."""
@@ -164,11 +187,13 @@ def _failures_named() -> Iterator[None]:
 def _num_chars(request: GenerateRequest) -> int:
     """Return the number of characters in all texts of a request."""
     texts = [request.query or "", request.tenant, *request.stop]
+    prompts = sum(map(len, request.prompts))  # a token id takes about as much as a character
     for document in request.documents:
         texts += [document.name, document.text if isinstance(document, Document) else ""]
     for message in request.messages:
-        texts += [message.role, message.text]
-    return sum(map(len, texts))
+        texts += [message.role, message.text, *map(str, message.tool_calls)]
+    texts += map(str, request.tools.tools if request.tools else ())
+    return sum(map(len, texts)) + prompts
 
 
 class _BeginsElsewhere(Exception):

@@ -10,9 +10,11 @@ from typing import Any, Protocol
 from deployments.api.backend.service import GenerationService, Running, Tell
 from deployments.config.api_config import CanaryConfig
 from rapid.answering.document_keys import affinity_of
+from rapid.answering.prompting import TokenizedPrompt
 from rapid.errors import OrchestratorLost, Overloaded, TargetUnavailable
 from rapid.messages import DocumentRef, GenerateRequest
 from retrieval.chunking import Chunk, RetrievedChunk
+from retrieval.relevance import TextVectors
 
 
 class WatchedService(GenerationService, Protocol):
@@ -81,6 +83,20 @@ class Routes:
     async def list_chunks(self, tenant: str, document: DocumentRef) -> Sequence[Chunk]:
         """Return the passages of the first model's retriever."""
         return await self._own[0].list_chunks(tenant, document)
+
+    async def embed(
+        self, tenant: str, texts: Sequence[str], model: str | None, query: str | None = None
+    ) -> TextVectors:
+        """Return what the retriever of the first model makes of texts."""
+        return await self._own[0].embed(tenant, texts, model, query)
+
+    async def tokenize(self, request: GenerateRequest) -> TokenizedPrompt:
+        """Return the tokens of a request's prompt for its model."""
+        return await self._own[self._at[request.model]].tokenize(request)
+
+    async def detokenize(self, request: GenerateRequest) -> str:
+        """Return the text of token ids of a request's model."""
+        return await self._own[self._at[request.model]].detokenize(request)
 
     async def ready(self) -> dict[str, Any]:
         """Return the state of this application, which answers whatever the other one cannot.

@@ -6,9 +6,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rapid.answering.prompting import TokenizedPrompt
 from rapid.errors import EngineFailed
-from rapid.messages import DocumentRef, GenerateRequest, GenerationEvent, Started
+from rapid.events import GenerationEvent, Started
+from rapid.messages import DocumentRef, GenerateRequest
 from retrieval.chunking import Chunk, RetrievedChunk
+from retrieval.relevance import TextVectors
 
 Tell = Callable[[GenerationEvent], None]
 """Takes what is said before an answer begins, which is how far its documents are embedded."""
@@ -52,6 +55,32 @@ class GenerationService(Protocol):
 
     async def list_chunks(self, tenant: str, document: DocumentRef) -> Sequence[Chunk]:
         """Return the passages into which retrieval cuts a document, in their order."""
+        ...
+
+    async def embed(
+        self, tenant: str, texts: Sequence[str], model: str | None, query: str | None = None
+    ) -> TextVectors:
+        """Return the vectors of texts, or how relevant they are to a query.
+
+        Raises:
+            RapidError: The embedder has another name, no dense vectors, or fails.
+        """
+        ...
+
+    async def tokenize(self, request: GenerateRequest) -> TokenizedPrompt:
+        """Return the tokens of a request's prompt.
+
+        Raises:
+            RapidError: It has none.
+        """
+        ...
+
+    async def detokenize(self, request: GenerateRequest) -> str:
+        """Return the text of a prompt of token ids.
+
+        Raises:
+            RapidError: One is beyond the vocabulary.
+        """
         ...
 
     async def ready(self) -> dict[str, Any]:

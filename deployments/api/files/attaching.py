@@ -7,11 +7,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from deployments.api.dialect import StoredNames
 from deployments.api.files.objects import place_object
+from deployments.api.http.dialect import StoredNames
+from deployments.config.api_config import ApiConfig
 from library.library_access import LibraryAccess
-from rapid.errors import PromptTooLong, RapidError, UnknownDocument
-from rapid.messages import Finished, GenerateRequest, GenerationEvent
+from rapid.errors import RapidError, UnknownDocument
+from rapid.events import Finished, GenerationEvent
+from rapid.messages import GenerateRequest
 from rapid.receipt import Receipt
 
 
@@ -19,7 +21,7 @@ async def attach_stored(
     access: LibraryAccess | None,
     named: StoredNames | None,
     sent: GenerateRequest,
-    max_characters: int | None,
+    config: ApiConfig,
 ) -> tuple[GenerateRequest, Mapping[str, str]]:
     """Return a request with references to the stored documents that its caller names.
 
@@ -27,7 +29,7 @@ async def attach_stored(
         access: Where files are kept; None for a server that keeps none.
         named: The names; None for none.
         sent: The request.
-        max_characters: The most characters of its documents; None for no bound.
+        config: The most characters of its documents.
 
     Returns:
         The request, and the ids of the files by their documents' names in it.
@@ -50,14 +52,14 @@ async def attach_stored(
     )
     documents = (*sent.documents, *(each.ref for each in found))
     num_chars = sum(each.num_chars for each in documents)
-    if max_characters is not None and num_chars > max_characters:
-        raise PromptTooLong(
-            f"the documents have {num_chars} characters together, and this server takes "
-            f"{max_characters} at most",
-            "rapid.documents",
-        )
+    config.check_characters(num_chars, sent.model, "rapid.documents")
     files = {each.ref.name: each.file_id for each in found}
-    return replace(sent, documents=documents), files
+    messages = list(sent.messages)
+    for each in found:
+        if (place := named.places.get(each.file_id)) is not None:
+            names = (*messages[place].documents, each.ref.name)
+            messages[place] = replace(messages[place], documents=names)
+    return replace(sent, documents=documents, messages=tuple(messages)), files
 
 
 async def add_places(
@@ -67,26 +69,28 @@ async def add_places(
 ) -> AsyncIterator[GenerationEvent | None]:
     """Yield events, of which the receipt says in which files, pages and lines its passages stand.
 
-    A file that is deleted meanwhile, or a library that is away, leaves them out.
+    The file's id is always among them, as what is kept is found by it when the file is deleted.
+    A file that is deleted meanwhile, or a library that is away, leaves out pages and lines.
     """
     async for event in events:
         if isinstance(event, Finished) and files and access is not None:
-            with suppress(RapidError, FileNotFoundError):
-                event = replace(event, receipt=await _locate(event.receipt, access, files))
+            event = replace(event, receipt=await _locate(event.receipt, access, files))
         yield event
 
 
 async def _locate(receipt: Receipt, access: LibraryAccess, files: Mapping[str, str]) -> Receipt:
     spans = {(each.document, each.start, each.end) for each in receipt.chunks}
+    spans |= {(each.document, each.start, each.end) for each in receipt.sections}
     if receipt.citations is not None:
         cited = receipt.citations.found
         spans |= {(each.document, each.document_start, each.document_end) for each in cited}
-    library = await access.get()
-    places: dict[tuple[str, int, int], dict[str, Any]] = {}
-    for name in {name for name, _, _ in spans} & files.keys():
-        layout = await library.documents.layout(files[name])
-        for span in spans:
-            if span[0] == name:
-                place = place_object(layout.locate(*span[1:]))
-                places[span] = {"file_id": files[name], **place}
+    places: dict[tuple[str, int, int], dict[str, Any]] = {
+        span: {"file_id": files[span[0]]} for span in spans if span[0] in files
+    }
+    for name in {name for name, _, _ in places}:
+        with suppress(RapidError, FileNotFoundError):
+            layout = await (await access.get()).documents.layout(files[name])
+            for span, place in places.items():
+                if span[0] == name:
+                    place |= place_object(layout.locate(*span[1:]))
     return replace(receipt, places=places)

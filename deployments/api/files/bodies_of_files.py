@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
 from library.attribute_filters import AttributeFilter
 from library.vector_stores import AUTO
-from rapid.requests import Fields, Text, refuse
+from rapid.config import Finite
+from rapid.requests import MAX_QUERY, Fields, Text, refuse
 
 _MOST_FILES = 500  # of one request, as OpenAI's
 
@@ -26,11 +27,19 @@ class StaticChunks(Fields):
     max_chunk_size_tokens: int = Field(ge=16, le=4096)
     chunk_overlap_tokens: int = Field(0, ge=0)
 
+    @field_validator("chunk_overlap_tokens")
+    @classmethod
+    def _none_overlap(cls, overlap: int) -> int:
+        if overlap:
+            refuse("chunk_overlap_tokens", "must be 0: passages do not overlap here")
+        return overlap
+
 
 class Chunking(Fields):
     """How texts are cut into passages: as the retriever does, or of at most so many tokens.
 
-    Passages do not overlap, as neighbours are put together in the prompt.
+    Passages do not overlap. So another overlap than 0 is refused, OpenAI's default of 400 too:
+    answered as 0 it would be a promise not kept.
     """
 
     type: Literal["auto", "static"]
@@ -61,15 +70,23 @@ def _short(facts: dict[str, str]) -> dict[str, str]:
 
 
 Metadata = Annotated[dict[Text, Text], AfterValidator(_short)]
-Attributes = dict[Text, bool | int | float | str]
-FileIds = Annotated[list[str], Field(max_length=_MOST_FILES)]
+Attributes = dict[Text, bool | int | Finite | Text]
+FileIds = Annotated[list[Text], Field(max_length=_MOST_FILES)]
+
+
+def _check_printable(name: str) -> str:
+    if not name.isprintable():
+        refuse("name", "must be one line of printable characters")
+    return name
+
+
+Name = Annotated[Text, Field(max_length=256), AfterValidator(_check_printable)]
 
 
 class NewStore(Fields):
     """The body of ``POST /v1/vector_stores``."""
 
-    name: Text | None = Field(None, max_length=256)
-    description: Text | None = None
+    name: Name | None = None
     file_ids: FileIds | None = None
     chunking_strategy: ChunkingStrategy | None = None
     expires_after: StoreExpiry | None = None
@@ -79,7 +96,7 @@ class NewStore(Fields):
 class ChangedStore(Fields):
     """The body of ``POST /v1/vector_stores/{id}``."""
 
-    name: Text | None = Field(None, max_length=256)
+    name: Name | None = None
     expires_after: StoreExpiry | None = None
     metadata: Metadata | None = None
 
@@ -87,7 +104,7 @@ class ChangedStore(Fields):
 class NewStoreFile(Fields):
     """The body of ``POST /v1/vector_stores/{id}/files``."""
 
-    file_id: str
+    file_id: Text
     attributes: Attributes | None = None
     chunking_strategy: ChunkingStrategy | None = None
 
@@ -107,17 +124,32 @@ class NewBatch(Fields):
 
 
 class RankingOptions(Fields):
-    """Which results of a search are shown; there is one ranker, whatever is asked for."""
+    """Which results of a search are shown; there is one ranker."""
 
-    ranker: str | None = None
-    score_threshold: float | None = None
+    ranker: Literal["auto", "none", "default-2024-11-15"] | None = None
+    score_threshold: Finite | None = None
+
+
+def _join_query(query: str | list[str]) -> str:
+    query = query if isinstance(query, str) else "\n".join(query)
+    if not query.strip():
+        refuse("query", "is empty")
+    if len(query) > MAX_QUERY:
+        refuse("query", f"is too long: at most {MAX_QUERY} characters")
+    return query
+
+
+def _refuse_rewriting(is_rewritten: bool | None) -> bool | None:
+    if is_rewritten:
+        refuse("rewrite_query", "is not supported: the query is searched for as it is")
+    return is_rewritten
 
 
 class StoreSearch(Fields):
     """The body of ``POST /v1/vector_stores/{id}/search``; a query is searched for as it is."""
 
-    query: Text | list[Text]
+    query: Annotated[Text | list[Text], AfterValidator(_join_query)]
     filters: AttributeFilter | None = None
     max_num_results: int = Field(10, ge=1, le=50)
     ranking_options: RankingOptions | None = None
-    rewrite_query: bool | None = None
+    rewrite_query: Annotated[bool | None, AfterValidator(_refuse_rewriting)] = None

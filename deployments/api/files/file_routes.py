@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Literal, get_args
 from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from deployments.api.files.objects import deletion_object, file_object, list_object
+from deployments.api.files.objects import (
+    certificate_object,
+    deletion_object,
+    file_object,
+    list_object,
+)
 from deployments.api.files.uploads import read_upload
 from deployments.api.http.bodies import Bodies
 from library.library_access import LibraryAccess
 from library.listing import Cut
-from rapid.errors import BadRequest
+from rapid.errors import BadRequest, UnknownDocument
 
 Endpoint = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 """A method, a path, and what answers it."""
@@ -22,6 +27,7 @@ Endpoint = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 Purpose = Literal["assistants", "user_data", "batch", "fine-tune", "vision", "evals"]
 _MOST_LISTED = 10_000  # as OpenAI's
 _ORDERS: dict[str, Literal["asc", "desc"]] = {"asc": "asc", "desc": "desc"}
+_FORGETTING_S = 5.0  # that an answer waits for everything of a deleted file to be gone
 _EXPIRY_S = range(3600, 2_592_001)  # as OpenAI's: from an hour to thirty days
 
 
@@ -50,6 +56,7 @@ class FileRoutes:
                 _purpose(upload.fields.get("purpose")),
                 upload.content,
                 _expiry(upload.fields),
+                prefills=_is_set(upload.fields, "prefill"),
             )
         return JSONResponse(file_object(row))
 
@@ -68,8 +75,10 @@ class FileRoutes:
     async def _content(self, request: Request) -> Response:
         library = await self._library.get()
         row = await library.files.get(request.state.caller, request.path_params["file_id"])
+        parts = library.files.stream(row)
+        first = await anext(parts)  # before the response begins, as it may not be there
         return StreamingResponse(
-            library.files.stream(row),
+            _join(first, parts),
             media_type="application/octet-stream",  # so that no browser shows it as a page of ours
             headers={
                 "content-length": str(row.num_bytes),
@@ -81,8 +90,20 @@ class FileRoutes:
     async def _delete(self, request: Request) -> Response:
         file_id = request.path_params["file_id"]
         library = await self._library.get()
-        await library.files.delete(request.state.caller, file_id)
-        return JSONResponse(deletion_object(file_id, "file"))
+        tenant: str = request.state.caller
+        try:
+            await library.delete(tenant, file_id)
+        except UnknownDocument:  # perhaps it is deleted, and this asks whether all of it is gone
+            if await library.deletions.find(tenant, file_id) is None:
+                raise
+        row = await library.deletions.wait(tenant, file_id, _FORGETTING_S)
+        return JSONResponse(deletion_object(file_id, "file") | certificate_object(row))
+
+
+async def _join(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for part in rest:
+        yield part
 
 
 def read_cut(request: Request, usual: int = 20, most: int = 100) -> Cut:
@@ -92,12 +113,19 @@ def read_cut(request: Request, usual: int = 20, most: int = 100) -> Cut:
         BadRequest: The query is none.
     """
     query = request.query_params
-    limit, order = query.get("limit", str(usual)), _ORDERS.get(query.get("order", "desc"))
-    if not limit.isdecimal() or not 1 <= int(limit) <= most:
+    limit = _read_number(query.get("limit", str(usual)), range(1, most + 1))
+    order = _ORDERS.get(query.get("order", "desc"))
+    if limit is None:
         raise BadRequest(f"limit must be a number from 1 to {most}.", "limit", "invalid_value")
     if order is None:
         raise BadRequest("order must be 'asc' or 'desc'.", "order", "invalid_value")
-    return Cut(int(limit), order, query.get("after"), query.get("before"))
+    return Cut(limit, order, query.get("after"), query.get("before"))
+
+
+def _read_number(given: str, allowed: range) -> int | None:
+    """Return a number in a range; None for anything else, such as one of thousands of digits."""
+    is_short = given.isdecimal() and len(given) <= len(str(allowed[-1]))
+    return int(given) if is_short and int(given) in allowed else None
 
 
 def _purpose(given: str | None) -> str:
@@ -107,15 +135,23 @@ def _purpose(given: str | None) -> str:
     raise BadRequest(f"purpose must be one of {known}.", "purpose", "invalid_value")
 
 
+def _is_set(fields: dict[str, Any], name: str) -> bool:
+    given = str(fields.get(name, "false")).lower()
+    if given not in ("true", "false"):
+        raise BadRequest(f"{name} must be true or false.", name, "invalid_value")
+    return given == "true"
+
+
 def _expiry(fields: dict[str, Any]) -> int | None:
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None
-    if anchor != "created_at" or not str(seconds).isdecimal() or int(str(seconds)) not in _EXPIRY_S:
+    found = _read_number(str(seconds), _EXPIRY_S)
+    if anchor != "created_at" or found is None:
         raise BadRequest(
             f"expires_after must have anchor 'created_at' and seconds from {_EXPIRY_S[0]} to "
             f"{_EXPIRY_S[-1]}.",
             "expires_after",
             "invalid_value",
         )
-    return int(str(seconds))
+    return found

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from library.listing import ListedRow, Page
 from library.parsing import Location
-from library.schema import FileBatchRow, FileRow, StoreFileRow, VectorStoreRow
+from library.schema import DeletionRow, FileBatchRow, FileRow, StoreFileRow, VectorStoreRow
 
 Json = dict[str, Any]
 Row = TypeVar("Row", bound=ListedRow)
@@ -35,8 +35,17 @@ def file_object(row: FileRow) -> Json:
             "characters": row.num_chars,
             "pages": row.num_pages,
             "sha256": row.sha256,
+            **_prefill_of(row),
         },
     }
+
+
+def _prefill_of(row: FileRow) -> Json:
+    """Return whether a target has read a file in advance, where that was asked for."""
+    if row.prefill is None:
+        return {}
+    state, _, why = row.prefill.partition(": ")
+    return {"prefill": state, **({"prefill_details": why} if why else {})}
 
 
 def store_object(row: VectorStoreRow, counts: Counter[str], num_bytes: int) -> Json:
@@ -114,6 +123,23 @@ def list_of(data: Iterable[Json], *, has_more: bool) -> Json:
 def deletion_object(id_: str, kind: str) -> Json:
     """Return what a deletion answers."""
     return {"id": id_, "object": f"{kind}.deleted" if kind != "file" else kind, "deleted": True}
+
+
+def certificate_object(row: DeletionRow | None) -> Json:
+    """Return where the parts of a deleted file were looked for, and whether all are gone."""
+    if row is None:
+        return {}
+    searched = [
+        {
+            "place": each["place"],
+            "bytes": each["num_bytes"],
+            "removed": each["num_found"],
+            **({"pending": each["pending"]} if each["pending"] else {}),
+        }
+        for each in row.erasures
+    ]
+    state = "pending" if row.ended_at is None else "gone"
+    return {"rapid": {"state": state, "searched": searched}}
 
 
 def place_object(place: Location) -> Json:

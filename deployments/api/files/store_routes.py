@@ -35,7 +35,6 @@ from library.parsing import Layout
 from library.schema import StoreFileRow, VectorStoreRow
 from library.stored_documents import StoredText
 from library.vector_stores import check_attributes
-from rapid.errors import BadRequest
 from retrieval.chunking import Chunk
 from retrieval.indexing import key_of
 
@@ -114,9 +113,7 @@ class StoreRoutes:
         body = await read_fields(self._bodies, request, StoreSearch)
         tenant, store_id = _ids(request)
         library = await self._library.get()
-        query = body.query if isinstance(body.query, str) else "\n".join(body.query)
-        if not query.strip():
-            raise BadRequest("query is empty.", "query", "invalid_value")
+        query = str(body.query)
         found = await library.documents.find_in_store(tenant, store_id, body.filters)
         refs = [each.ref for each in found]
         hits = await self._service.search(tenant, refs, query, body.max_num_results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from deployments.api.http.bodies import Bodies
-from rapid.errors import BadRequest
+from rapid.errors import BadRequest, LibraryFull
 
 _MOST_FIELDS = 16  # beside the file; the SDK sends four at most
 _FIELDS_BYTES = 64 * 1024  # of a form beside its file
@@ -41,6 +42,7 @@ async def read_upload(
     Raises:
         BadRequest: It is no form, or has not one field ``file``.
         BodyTooLarge: It is longer than a file of `max_bytes` may make it.
+        LibraryFull: There is no room for it.
     """
     parts = bodies.upload(request, tenant, max_bytes + _FIELDS_BYTES)
     parser = MultiPartParser(
@@ -48,9 +50,13 @@ async def read_upload(
     )
     try:
         form = await parser.parse()
-    except (MultiPartException, KeyError) as error:
-        why = getattr(error, "message", "it has no boundary")
+    except (MultiPartException, UnicodeError, KeyError) as error:  # the last: it has no type
+        why = getattr(error, "message", "its Content-Type names no charset of its names")
         raise BadRequest(f"The body is not multipart/form-data: {why}") from None
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise LibraryFull("The disk for uploads is full: try again later.") from error
     finally:
         await parts.aclose()
     try:

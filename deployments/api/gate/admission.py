@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import random
 import time
 from collections import Counter, deque
@@ -14,11 +15,13 @@ from deployments.api.gate.shares import Shares
 from rapid.errors import Overloaded, TooManyRequests
 from rapid.estimators import Turnover
 from rapid.ports import Clock
+from rapid.work_shares import WorkShares
 
 _WAIT_S = 5.0
 _LOOK_S = 0.2  # shares grow by themselves, too
 _LONGEST_WAIT_S = 60.0  # the longest Retry-After that the SDK of OpenAI follows
 _SOONEST_S = 1.0  # the shortest one that is sent
+_PATIENT_S = 60.0  # that who has had less than its share of work waits; clients wait for minutes
 _LATEST_S = 5.0  # that who was told a time may come after it
 _ANYBODY = ""
 
@@ -37,19 +40,29 @@ class Usage(NamedTuple):
     completion_tokens: int
 
 
+class _QueuedRequest(asyncio.Event):
+    """A request in its tenant's line, which is set when it may look again."""
+
+    def __init__(self, priority: int) -> None:
+        super().__init__()
+        self.priority = priority
+
+
 class Ticket:
     """A place that a request holds, to be settled with what the request used.
 
     Attributes:
         usage: None until the answer is complete.
+        work_s: Seconds of target and drafter; None until then.
     """
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
+        self.work_s: float | None = None
 
-    def settle(self, usage: Usage) -> None:
-        """Take the usage of the complete answer."""
-        self.usage = usage
+    def settle(self, usage: Usage, work_s: float = 0.0) -> None:
+        """Take the usage of the complete answer, and what it took of target and drafter."""
+        self.usage, self.work_s = usage, work_s
 
 
 class Admission:
@@ -61,6 +74,12 @@ class Admission:
     that came at once is not refused at once. A line is no longer than there is room for others.
     Requests whose bodies are being read count as if they stood in it.
 
+    A tenant that has had less than its share of the engines' work here may have a place more, and
+    waits for longer instead of being refused, as does one that has no place at all: how slow others
+    make its answers is not its fault. What an answer used is known at its end; of one that has
+    none, its whole time counts. Each ingress goes by the answers that it gave itself, which are a
+    sample of all.
+
     Refusals say when a place becomes free, by the pace at which the requests before it ended. Those
     of about one second name one place after the other, so that a crowd does not come back all at
     once. A later one takes the place of the oldest: callers cannot be told apart, and those that
@@ -70,19 +89,20 @@ class Admission:
         shares: The tenants' shares, which other replicas of the ingress add to.
     """
 
-    def __init__(self, *, clock: Clock = time.monotonic, wait_s: float = _WAIT_S) -> None:
+    def __init__(self, *, clock: Clock = time.monotonic, wait_s: float | None = None) -> None:
         """Create no places; `limit` gives their number.
 
         Args:
             clock: Monotonic seconds, by which paces are measured.
-            wait_s: Longest wait for a place, in seconds.
+            wait_s: Longest wait for a place, in seconds; None is the usual one.
         """
         self.shares = Shares(clock)
         self._clock = clock
-        self._wait_s = wait_s
+        self._wait_s = _WAIT_S if wait_s is None else wait_s
         self._max_requests = self._num_held = 0
         self._turnover = Turnover(clock)
-        self._lines: dict[str, deque[asyncio.Event]] = {}
+        self._work = WorkShares()  # seconds of target and drafter
+        self._lines: dict[str, list[_QueuedRequest]] = {}
         self._num_read: Counter[str] = Counter()  # bodies that are being read, by tenant
         self._told: dict[str, deque[_RefusalNote]] = {}  # by tenant, in their order
 
@@ -115,7 +135,7 @@ class Admission:
                 or it holds as many places as it may and its line is full.
             Overloaded: There is no room.
         """
-        has_room = tenant not in self._lines and self.shares.admits(tenant)
+        has_room = tenant not in self._lines and self._admits(tenant)
         num_waiting = len(self._lines.get(tenant, ())) + self._num_read[tenant]
         may_wait = num_waiting < self._num_free
         if not (may_wait or (has_room and not self.shares.are_shared)):
@@ -129,40 +149,58 @@ class Admission:
             self._num_read += Counter()  # forgets tenants that have none
 
     @asynccontextmanager
-    async def place(self, tenant: str) -> AsyncIterator[Ticket]:
+    async def place(self, tenant: str, priority: int = 0) -> AsyncIterator[Ticket]:
         """Hold a place for the duration of the context, which is given its ticket.
+
+        In the line of its tenant a smaller `priority` comes first.
 
         Raises:
             TooManyRequests: The tenant holds as many places as it may.
             Overloaded: All places are held.
         """
         line = self._lines.get(tenant, ())
-        has_room = not line and self.shares.admits(tenant)
         may_wait = len(line) < self._num_free
-        if not (has_room or (may_wait and await self._comes_first(tenant))):
-            raise self._refusal(tenant)
-        self._check_free()
+        self._work.enter(tenant, self.shares.weight(tenant))
+        try:
+            has_room = not line and self._admits(tenant)
+            if not (has_room or (may_wait and await self._comes_first(tenant, priority))):
+                raise self._refusal(tenant)
+            self._check_free()
+            async with self._hold(tenant) as ticket:
+                yield ticket
+        finally:
+            self._work.leave(tenant)
+
+    @asynccontextmanager
+    async def _hold(self, tenant: str) -> AsyncIterator[Ticket]:
         self._num_held += 1
+        ticket, began = Ticket(), self._clock()
         try:
             with self._turnover.hold(), self.shares.hold(tenant):
-                yield Ticket()
+                yield ticket
         finally:
             self._num_held -= 1
+            held_s = self._clock() - began
+            self._work.charge(tenant, held_s if ticket.work_s is None else ticket.work_s)
             for line in self._lines.values():
                 line[0].set()
 
-    async def _comes_first(self, tenant: str) -> bool:
+    async def _comes_first(self, tenant: str, priority: int) -> bool:
         """Wait in the tenant's line; return whether the tenant may have one more place now."""
-        line = self._lines.setdefault(tenant, deque())
-        look = asyncio.Event()
-        line.append(look)
+        line, look = self._lines.setdefault(tenant, []), _QueuedRequest(priority)
+        bisect.insort(line, look, key=lambda each: each.priority)
+        began = self._clock()
+        wait_s = self._wait_s * random.uniform(0.5, 1.0)
         try:
-            async with asyncio.timeout(self._wait_s * random.uniform(0.5, 1.0)):
-                while line[0] is not look or not self.shares.admits(tenant):
-                    look.clear()
-                    await _set_within(look, _LOOK_S if line[0] is look else self._wait_s)
-        except TimeoutError:
-            return False
+            while line[0] is not look or not self._admits(tenant):
+                left_s = wait_s - (self._clock() - began)
+                is_owed = self._work.is_below(tenant) or not self.shares.num_held(tenant)
+                is_patient = is_owed and left_s > wait_s - _PATIENT_S
+                if left_s <= 0 and not is_patient:
+                    return False
+                look.clear()
+                looks_on = line[0] is look or left_s <= 0
+                await _set_within(look, _LOOK_S if looks_on else max(left_s, _LOOK_S))
         finally:
             line.remove(look)
             if line:
@@ -170,6 +208,12 @@ class Admission:
             else:
                 del self._lines[tenant]
         return True
+
+    def _admits(self, tenant: str) -> bool:
+        """Return whether the tenant may have one more place now, by its share and by its work."""
+        # Where a share is not even one place, tenants take turns at it by what they have had.
+        takes_turns = not self.shares.share(tenant) and not self._work.is_above(tenant)
+        return self.shares.admits(tenant, int(takes_turns or self._work.is_below(tenant)))
 
     @property
     def _num_free(self) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
-
 from deployments.api.gate.admission import Admission
-from deployments.api.gate.quotas import Limits, Quotas, Reservation, check
+from deployments.api.gate.quotas import Limits, Quotas, Reservation
 from deployments.config.api_config import ApiConfig
 from library.accounts.books import Accounts
 from rapid.messages import Document, GenerateRequest
@@ -41,30 +39,21 @@ class Allowances:
             {name: number for name, number in most.items() if number is not None},
         )
 
-    async def reserve(
-        self, request: Request, sent: GenerateRequest, num_bytes: int, answer_tokens: int
+    def reserve(
+        self, sent: GenerateRequest, num_bytes: int, answer_tokens: int
     ) -> Reservation | None:
-        """Reserve what an answer may use at most, and note how far limits are used, for headers.
+        """Begin to reserve what an answer may use at most; None for a tenant without limits.
 
         Args:
-            request: The HTTP request; ``state.rate_limits`` has the headers.
-            sent: What it asks.
-            num_bytes: Bytes of its body, of which a token of the prompt is one at the least.
+            sent: What is asked.
+            num_bytes: Bytes of its body, of which a token of the prompt is one at the least; what
+                came before may be in the database, and then its messages have more.
             answer_tokens: The most tokens of the answer, over all choices.
-
-        Raises:
-            TooManyRequests: Its tenant may not use so much now.
         """
         limits = self._limits_of(sent.tenant)
         stored = sum(each.num_chars for each in sent.documents if not isinstance(each, Document))
-        most = num_bytes + _MOST_BYTES * stored + answer_tokens
-        reserved = await self._quotas.reserve(sent.tenant, limits, most)
-        if reserved is None:
-            return None
-        grant, reservation = reserved
-        request.state.rate_limits = grant.headers
-        check(grant, limits, most)
-        return reservation
+        most = max(num_bytes, _count_bytes(sent)) + _MOST_BYTES * stored + answer_tokens
+        return self._quotas.begin(sent.tenant, limits, most)
 
     def _limits_of(self, tenant: str) -> Limits:
         usual = Limits(self._config.requests_per_minute, self._config.tokens_per_minute)
@@ -72,3 +61,10 @@ class Allowances:
             return usual
         requests, tokens = own.requests_per_minute, own.tokens_per_minute
         return Limits(requests or usual.requests, tokens or usual.tokens, own.long_prefills)
+
+
+def _count_bytes(sent: GenerateRequest) -> int:
+    """Return the bytes of the messages of a request, of which its body may have the last only."""
+    said = (each.text for each in sent.messages)
+    called = (str(call) for each in sent.messages for call in each.tool_calls)
+    return sum(len(text.encode(errors="replace")) for text in (*said, *called))

@@ -59,7 +59,7 @@ class Authentication:
         try:
             caller = await self._identify(request)
         except (Unauthorized, LibraryUnavailable):
-            has_key = self._tenants().has_keys and "authorization" in request.headers
+            has_key = self._tenants().has_keys and _authorization(request) is not None
             if has_key or not self._is_open:
                 raise
             return None
@@ -76,10 +76,11 @@ class Authentication:
         A server without configured keys serves this machine, until a key is in the database.
         """
         headers, tenants, accounts = request.headers, self._tenants(), self._accounts
-        key = key_in(headers.get("authorization"))
+        authorization = _authorization(request)
+        key = key_in(authorization)
         try:
             caller = tenants.identify(
-                headers.get("authorization"),
+                authorization,
                 request.client.host if request.client else None,
                 headers.get("host"),
                 is_forwarded=any(name in headers for name in _FORWARDED),
@@ -97,3 +98,9 @@ class Authentication:
         if await accounts.has_keys():
             raise refusal_of(key)
         return caller
+
+
+def _authorization(request: Request) -> str | None:
+    """Return the Authorization header, or what Anthropic's clients send in its place."""
+    key = request.headers.get("x-api-key")
+    return request.headers.get("authorization", None if key is None else f"Bearer {key}")

@@ -7,6 +7,10 @@ place that one leaves for a moment is still there when it asks again.
 
 A tenant below its share gains credit, which lets it go beyond for a while: so far that its credit
 would last for a second. So a burst of questions is answered, and a crowd that arrives is not.
+
+A share is a whole number of places, and none where there are more tenants than places, or heavier
+ones. Who knows what work the tenants have had says which of them may have a place more
+(`deployments.api.gate.admission`).
 """
 
 from __future__ import annotations
@@ -82,24 +86,31 @@ class Shares:
         known = self._tenants.get(tenant)
         return (known.num_held if known else 0) + self._elsewhere.get(tenant, (0, 0))[0]
 
-    def admits(self, tenant: str) -> bool:
-        """Return whether the tenant may have one more request in progress; note that it asks."""
+    def admits(self, tenant: str, num_extra: int = 0) -> bool:
+        """Return whether the tenant may have one more request in progress; note that it asks.
+
+        It may have `num_extra` places beyond its share.
+        """
         known = self._settle(tenant)
         num_held = self.num_held(tenant)
         known.peak = max(known.peak, num_held + 1)
         if num_held >= self._most_for(tenant):
             return False
-        num_beyond = num_held + 1 - self.share(tenant)
+        num_beyond = num_held + 1 - self.share(tenant) - num_extra
         return num_beyond * _LOAN_S <= known.credit
 
     def share(self, tenant: str) -> int:
-        """Return how many requests the tenant may have in progress for good."""
+        """Return how many requests the tenant may have in progress for good; it may be none."""
         others = {each: self._demand(each) for each in self._names() if each != tenant}
         if self._shared is None or not any(others.values()):
             return self._most_for(tenant)
-        weighed = [(wanted, self._weight(each)) for each, wanted in others.items()]
-        own = fair_share(self._shared, weighed, self._weight(tenant))
+        weighed = [(wanted, self.weight(each)) for each, wanted in others.items()]
+        own = fair_share(self._shared, weighed, self.weight(tenant))
         return min(self._most_for(tenant), own)
+
+    def weight(self, tenant: str) -> int:
+        """Return how many shares of one tenant this one has."""
+        return self._weights.get(tenant, 1)
 
     @contextmanager
     def hold(self, tenant: str) -> Iterator[None]:
@@ -126,9 +137,6 @@ class Shares:
 
     def _most_for(self, tenant: str) -> int:
         return self._most_of.get(tenant, self._most)
-
-    def _weight(self, tenant: str) -> int:
-        return self._weights.get(tenant, 1)
 
     def _names(self) -> set[str]:
         return self._tenants.keys() | self._elsewhere.keys()
@@ -162,7 +170,7 @@ class Shares:
 
 
 def fair_share(places: int, others: Iterable[tuple[int, int]], weight: int = 1) -> int:
-    """Return what max-min fairness gives to one that wants everything, at least 1.
+    """Return how many whole places max-min fairness gives to one that wants everything.
 
     Args:
         places: What is shared.
@@ -176,4 +184,4 @@ def fair_share(places: int, others: Iterable[tuple[int, int]], weight: int = 1) 
             break
         places -= each
         weight_left -= own
-    return max(1, places * weight // weight_left)
+    return places * weight // weight_left

@@ -23,7 +23,8 @@ from library.accounts.books import Accounts
 from library.accounts.callers import Caller
 from library.accounts.usage_ledger import UsageEntry
 from rapid import errors
-from rapid.messages import Finished, GenerationEvent, Started, TextDelta, utc_day
+from rapid.events import ChoiceDelta, Finished, GenerationEvent, Started
+from rapid.messages import utc_day
 from rapid.ports import Clock
 from rapid.receipt import Receipt
 
@@ -51,12 +52,11 @@ _CAUSES: dict[type[BaseException], str] = {
     errors.LeaseNotFound: "lease lost",
     errors.OrchestratorLost: "orchestrator lost",
     errors.CannotContinue: "cannot continue",
+    errors.DeadlinePassed: "deadline passed",
     errors.EngineFailed: "engine failed",
 }
 _OTHER = "other"
 CAUSES = frozenset({*_CAUSES.values(), _OTHER})
-_TARGET_STAGES = ("target_prefill", "witness_prefill", "verify")
-_DRAFTER_STAGES = ("drafter_prefill", "draft")
 _LEFT = (ClientLeft, ClientDisconnect, asyncio.CancelledError)
 
 
@@ -99,7 +99,7 @@ class RequestRecord:
             self.told = Usage(event.prompt_tokens, 0)
             if self.reservation is not None and event.prompt_tokens:
                 self.reservation.correct(event.prompt_tokens + self.most_tokens)
-        elif isinstance(event, TextDelta):
+        elif isinstance(event, ChoiceDelta):
             so_far = self.told.completion_tokens + event.num_tokens
             self.told = self.told._replace(completion_tokens=so_far)
             if self.first_text is None:
@@ -109,7 +109,8 @@ class RequestRecord:
         elif isinstance(event, Finished):
             assert self.ticket is not None
             self.receipt = event.receipt
-            self.ticket.settle(_usage(event.receipt))
+            receipt = event.receipt
+            self.ticket.settle(_usage(receipt), receipt.target_s + receipt.drafter_s)
             if self.reservation is not None:
                 self.reservation.settle(sum(_usage(event.receipt)))
 
@@ -229,7 +230,6 @@ def _entry(record: RequestRecord, answer_id: str, status: str) -> UsageEntry:
     usage = record.told if status == "left" else Usage(0, 0)
     if receipt is not None:
         usage = _usage(receipt)
-    stages = {} if receipt is None else receipt.timings_ms
     return UsageEntry(
         request_id=answer_id,
         tenant=record.tenant,
@@ -239,8 +239,9 @@ def _entry(record: RequestRecord, answer_id: str, status: str) -> UsageEntry:
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=receipt.cached_tokens if receipt else 0,
         completion_tokens=usage.completion_tokens,
-        target_s=sum(stages.get(each, 0.0) for each in _TARGET_STAGES) / 1e3,
-        drafter_s=sum(stages.get(each, 0.0) for each in _DRAFTER_STAGES) / 1e3,
+        target_s=receipt.target_s if receipt else 0.0,
+        drafter_s=receipt.drafter_s if receipt else 0.0,
+        kv_byte_s=receipt.kv_byte_s if receipt else 0.0,
         status=status,
     )
 

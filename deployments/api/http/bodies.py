@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -83,14 +83,16 @@ class Bodies:
         media_types: Sequence[str],
         record: RequestRecord,
         stack: AsyncExitStack,
+        read_priority: Callable[[bytes], Awaitable[int]],
     ) -> bytes:
         """Return the body of a request that has a place, which is noted and held by `stack`.
 
+        `read_priority` returns its place among the tenant's own that wait, the smallest first.
         Errors are those of `body` and of `Admission.place`.
         """
         async with self.body(request, record.tenant, media_types) as body:
             with record.admission():
-                place = self._admission.place(record.tenant)
+                place = self._admission.place(record.tenant, await read_priority(body))
                 record.ticket = await stack.enter_async_context(place)
             return body
 

@@ -32,6 +32,7 @@ _TABLE: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.TargetUnavailable: (503, _SERVER, "target_unavailable"),
     errors.OrchestratorLost: (503, _SERVER, "orchestrator_lost"),
     errors.CannotContinue: (503, _SERVER, "cannot_continue"),
+    errors.DeadlinePassed: (504, _SERVER, "deadline_passed"),
     errors.EngineFailed: (500, _SERVER, "engine_failed"),
     errors.OutOfStep: (500, _SERVER, "engine_failed"),
     errors.ConfigurationError: (500, _SERVER, "configuration_error"),
@@ -72,10 +73,13 @@ def http_error(error: BaseException) -> HttpError:
     if is_retryable := status in (408, 429, 503):
         wait_s = getattr(error, "retry_after_s", None) or _RETRY_AFTER_S
         headers["retry-after"] = str(max(1, math.ceil(wait_s)))
+    if status == 504:
+        headers["x-should-retry"] = "false"  # OpenAI's SDKs would send it again
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     param = getattr(error, "param", None)
-    code = getattr(error, "code", None) or code
+    if isinstance(error, errors.RapidError):  # others have codes of their own libraries
+        code = getattr(error, "code", None) or code
     body = error_body(message, kind, param, code, is_retryable=is_retryable)
     return HttpError(status, body, headers)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing, suppress
 from typing import Any, Self
 
-from rapid.errors import EngineFailed
-from rapid.messages import Finished, GenerationEvent
+from rapid.errors import BadRequest, DeadlinePassed, EngineFailed
+from rapid.events import Finished, GenerationEvent
 
 _GOODBYE_S = 1.0  # after a cancelled call, for the connection to say that its client left
 
@@ -35,6 +37,7 @@ class EventFeed:
         receive: Receive,
         note: Note,
         explain: Callable[[Exception], Exception],
+        most_s: float | None = None,
     ) -> None:
         """Run nothing yet.
 
@@ -43,14 +46,18 @@ class EventFeed:
             receive: The connection's.
             note: Notes each event.
             explain: Returns an error of the generation as the caller is told it.
+            most_s: Seconds after which the caller has no use for the answer; None for never.
         """
         self._generate, self._receive, self._note, self._explain = generate, receive, note, explain
+        self._most_s = most_s
         self._queue: asyncio.Queue[GenerationEvent | BaseException] = asyncio.Queue()
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     async def __aenter__(self) -> Self:
         watching = asyncio.create_task(self._watch())
         self._tasks = (watching, asyncio.create_task(self._pump(watching)))
+        if self._most_s is not None:
+            self._tasks += (asyncio.create_task(self._expire(self._most_s)),)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -106,8 +113,39 @@ class EventFeed:
         except Exception as error:
             self._queue.put_nowait(self._explain(error))
 
+    async def _expire(self, most_s: float) -> None:
+        await asyncio.sleep(most_s)
+        self._queue.put_nowait(DeadlinePassed())
+
     async def _watch(self) -> None:
         with suppress(Exception):  # the connection of a `receive` that fails is lost
             while (await self._receive())["type"] != "http.disconnect":
                 pass
         self._queue.put_nowait(ClientLeft())
+
+
+def read_deadline(given: str | None, elapsed_s: float) -> float | None:
+    """Return the seconds that are left for an answer by a header ``x-request-deadline``.
+
+    Args:
+        given: Seconds from the request's arrival on, or a time of ISO 8601 with its zone.
+        elapsed_s: Seconds since it arrived.
+
+    Raises:
+        BadRequest: It is neither.
+    """
+    if given is None:
+        return None
+    try:
+        if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", given, re.ASCII):
+            return float(given) - elapsed_s
+        until = datetime.datetime.fromisoformat(given)
+        if until.tzinfo is not None:
+            return (until - datetime.datetime.now(datetime.UTC)).total_seconds()
+    except ValueError:
+        pass
+    raise BadRequest(
+        "x-request-deadline must be a number of seconds, or a time such as 2026-01-31T12:00:00Z.",
+        "x-request-deadline",
+        "invalid_value",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -14,8 +15,12 @@ from rapid.errors import BadRequest
 from rapid.requests import Fields, bad_request
 
 _MAX_STRINGS = 2**17  # 1.3 million keys held the interpreter's lock for 0.7 s
+_MAX_ITEMS = 2**20  # eight million token ids held the interpreter's lock for more than a second
 _MAX_BRACKETS = 2**19  # six million empty objects held the interpreter's lock for 0.75 s
 
+_SHORT_BODY = 256 * 1024  # about a millisecond
+
+Made = TypeVar("Made")
 Body = TypeVar("Body", bound=Fields)
 
 
@@ -26,28 +31,57 @@ async def read_fields(bodies: Bodies, request: Request, schema: type[Body]) -> B
         BadRequest: It is invalid; the first invalid field is named. Errors of `Bodies.body`, too.
     """
     async with bodies.body(request, request.state.caller, ("application/json",)) as body:
-        fields = await asyncio.to_thread(parse_object, body or b"{}")
+        return await asyncio.to_thread(_read, body or b"{}", schema)
+
+
+def _read(body: bytes, schema: type[Body]) -> Body:
     try:
-        return schema.model_validate(fields)
+        return schema.model_validate(parse_object(body))
     except ValidationError as error:
         raise bad_request(error, schema) from None
+
+
+async def parse_aside(parse: Callable[..., Made], body: bytes, *more: object) -> Made:
+    """Return what `parse` makes of a body; a long one is parsed in a thread."""
+    if len(body) <= _SHORT_BODY:
+        return parse(body, *more)
+    return await asyncio.to_thread(parse, body, *more)
+
+
+async def read_priority(body: bytes) -> int:
+    """Return the ``priority`` of a body that has a valid one, or 0.
+
+    It is known before the body is read as a question, which a request does that has a place.
+    """
+    if b'"priority"' not in body:
+        return 0
+    try:
+        priority = (await parse_aside(parse_object, body)).get("priority")
+    except BadRequest:  # of which the question will tell
+        return 0
+    return priority if isinstance(priority, int) else 0
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """Decode a body that is an object; what can be counted is counted before it is parsed.
 
-    Strings and brackets are counted because a parser holds the interpreter's lock, in any thread: a
-    million keys would hold it for a second. Quotes within a text are escaped and do not count;
-    brackets do. NaN and Infinity are left to validation, whose errors name the field.
+    Strings, items and brackets are counted because a parser holds the interpreter's lock, in any
+    thread: a million keys would hold it for a second. Quotes within a text are escaped and do not
+    count, nor do its commas; brackets do. NaN and Infinity are left to validation, whose errors
+    name the field.
 
     Raises:
         BadRequest: It is no JSON object, or has too much in it.
     """
     plain = body.replace(rb"\\", b"")  # so that only a quote is escaped by what is left
     num_strings = (plain.count(b'"') - plain.count(b'\\"')) // 2
+    num_items = 0
+    if num_strings <= _MAX_STRINGS:  # else there are too many parts between them
+        num_items = sum(part.count(b",") for part in plain.replace(b'\\"', b"").split(b'"')[::2])
     num_brackets = body.count(b"{") + body.count(b"[")
     for number, most, what in (
         (num_strings, _MAX_STRINGS, "strings"),
+        (num_items, _MAX_ITEMS, "items of lists and objects"),
         (num_brackets, _MAX_BRACKETS, "opening brackets"),
     ):
         if number > most:

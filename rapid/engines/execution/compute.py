@@ -21,8 +21,10 @@ from rapid.engines.execution.state import EngineState
 from rapid.engines.execution.watchdog import Watchdog
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.host_tier import HostTier, Move
+from rapid.engines.kv.prefix_cache import as_runs
+from rapid.engines.kv.rings import KeptWindows
 from rapid.engines.work.base import Work
-from rapid.errors import EngineFailed, RapidError
+from rapid.errors import BadRequest, EngineFailed, RapidError
 from rapid.speculation.fast.step import answer_questions
 from rapid.speculation.questions import Answer, Question
 
@@ -51,10 +53,12 @@ class ComputeThread:
         config: EngineConfig,
         *,
         is_watched: bool = True,
+        kept: KeptWindows | None = None,
     ) -> None:
         """Make the thread, which does not run before `start`, and its watchdog if `is_watched`."""
         self.runner = runner
         self.host = host
+        self.kept = kept
         self._state = state
         self._config = config
         self._num_failed = 0  # steps since the last good one
@@ -126,6 +130,8 @@ class ComputeThread:
         taken_s = self._now() - began
         for forward in forwards:
             self._state.scheduler.observe(taken_s / len(forwards), forward.scheduled)
+            with self._state.guard:
+                self._state.scheduler.charge(taken_s / len(forwards), forward.scheduled)
         for work in works:
             if work.times is not None:
                 work.times.num_steps += sum(work in forward.works for forward in forwards)
@@ -174,8 +180,8 @@ class ComputeThread:
             self._state.expire()
             moves = self._state.ledger.prefixes.take_moves()
         landed = self._move(moves)
+        self._erase(landed)
         with self._state.guard:
-            self._state.ledger.prefixes.settle(landed)
             for work in self._state.arrivals():
                 if self._state.is_wanted(work):
                     self._begin(work)
@@ -184,6 +190,42 @@ class ComputeThread:
                 if work.is_done:
                     self._state.settle(work)
             return self._state.scheduler.select()
+
+    def _erase(self, landed: list[Move]) -> None:
+        """Mark copies as landed, and go on to forget documents: drop pages, and overwrite them."""
+        ledger = self._state.ledger
+        prefixes = ledger.prefixes
+        with self._state.guard:
+            prefixes.settle(landed)
+            erasing = list(self._state.erasing)
+            if not (erasing or prefixes.is_dirty):
+                return
+            for each in erasing:
+                is_new, copied = not each.found, self.host.pages_copied if self.host else set()
+                if is_new:
+                    each.found = prefixes.forget(each.documents)
+                    each.had_readers = ledger.has_readers(each.documents)
+                each.awaited = copied if is_new else each.awaited & copied
+            pages, host_pages = prefixes.take_dirty()
+            stale, rings = ledger.take_stale(), ledger.take_stale_rings()
+        for each in erasing:
+            if self.kept is not None:
+                each.found["memory"] += self.kept.forget(each.documents)
+        cache, size = self.runner.cache, self._config.page_tokens
+        num_slots = ledger.pool.num_pages * size  # and those behind them, of padding
+        spans = [(run.start * size, run.stop * size) for run in as_runs(pages)]
+        cache.zero([*spans, *stale, (num_slots, cache.num_slots)])
+        if rings:
+            cache.zero(rings, of_rings=True)
+        if self.host is not None and host_pages:
+            self.host.zero(host_pages)
+        with self._state.guard:
+            if prefixes.is_dirty:
+                return  # the rest comes after the next step
+            for each in erasing:
+                if not each.awaited:
+                    self._state.erasing.remove(each)
+                    each.reply.settle(each)
 
     def _move(self, moves: list[Move]) -> list[Move]:
         """Launch copies between the KV pool and host memory; return those that have landed.
@@ -273,10 +315,11 @@ class ComputeThread:
             except Exception as error:
                 self._end([work], error)
                 causes[work] = error
-        if any(work not in causes for work, _ in computed):  # else all fail on their own
+        failures = {w: why for w, why in causes.items() if not isinstance(why, BadRequest)}
+        if any(work not in failures for work, _ in computed):  # else all fail on their own
             self._num_failed = 0
         else:
-            self._count(next(iter(causes.values())))
+            self._count(next(iter(failures.values())))
 
     def _answers(self, questions: list[Question]) -> Sequence[Answer | Exception]:
         """Return what is drawn from the logits of a step; on failure the cause, for each."""
@@ -302,9 +345,16 @@ class ComputeThread:
     def _end(self, works: list[Work], cause: Exception) -> None:
         """End the leases of failed work, whose KV may be corrupt; the engine goes on if it can."""
         leases = {lease.lease_id: lease for work in works for lease in work.leases}
-        logger.error("a step failed; its leases end: %s", ", ".join(sorted(leases)), exc_info=cause)
-        error = EngineFailed("The engine failed at a step; its log says why.")
-        error.__cause__ = cause
+        error: RapidError
+        if isinstance(cause, BadRequest):  # a grammar that became too complex: its own fault alone
+            error = cause
+        else:
+            told = ", ".join(sorted(leases))
+            tenants = ", ".join(sorted({one.request.terms.tenant for one in leases.values()}))
+            about = {"tenant": tenants}
+            logger.error("a step failed; its leases end: %s", told, exc_info=cause, extra=about)
+            error = EngineFailed("The engine failed at a step; its log says why.")
+            error.__cause__ = cause
         with self._state.guard:
             for lease in leases.values():
                 if self._state.ledger.is_open(lease):

@@ -11,6 +11,7 @@ from rapid.engines.attention.batch import Feed
 from rapid.engines.execution.joining import Joining
 from rapid.engines.execution.timings import StepCosts, StepTotals
 from rapid.engines.kv.lease import Lease
+from rapid.engines.kv.spending import Spending
 from rapid.engines.work.base import MIN_CHUNK_TOKENS, Work
 from rapid.ports import Clock
 from rapid.speculation.acceptance import Judgement
@@ -32,8 +33,9 @@ class Scheduler:
     up to four steps, and the excess of one step is taken from the next. While no other work is in
     progress, between two calls, work that returns after the time `away` finds a chunk that takes at
     most ``(slowdown - 1) * (base + away)``, and does not wait for prefill twice. While that is too
-    little for a chunk, prefill rests. Tenants share prefill equally, and so do the leases of each
-    tenant, with turns at being first: neither one long prompt nor many prompts stall other work.
+    little for a chunk, prefill rests. Tenants share prefill so that they have had equal work of the
+    engine, by weight (`rapid.work_shares`); the leases of each tenant share its part equally, with
+    turns at being first: neither one long prompt nor many prompts stall other work.
 
     **Drafting ahead** takes what is left after that, in steps that do not verify or decode.
 
@@ -48,11 +50,15 @@ class Scheduler:
         clock: Clock = time.perf_counter,
         *,
         joins: bool = False,
+        spending: Spending | None = None,
     ) -> None:
         """Start without any work; prefill may slow the other work by a factor.
 
         A step has at most `step_tokens` rows and, with `joins`, may wait for others that are due.
+        `spending` is what leases use of the engine; None for what they use of this scheduler alone.
         """
+        self._spending = spending or Spending(clock, num_pages=1, page_bytes=0)
+        self._shares = self._spending.shares
         self.costs = StepCosts()
         self.totals = StepTotals()
         self._joining = Joining(clock) if joins else None
@@ -71,6 +77,8 @@ class Scheduler:
 
     def add(self, work: Work) -> None:
         """Queue work that has begun."""
+        terms = work.lease.request.terms
+        self._shares.enter(terms.tenant, terms.weight)
         self._queue(work).append(work)
         if self._joining and work.kind == "step":
             self._joining.arrive(work)
@@ -80,6 +88,7 @@ class Scheduler:
         queue = self._queue(work)
         if work in queue:
             queue.remove(work)
+            self._shares.leave(work.lease.request.terms.tenant)
         if work.kind == "prefill" and not queue:
             del self._prefills[work.lease.request.terms.tenant]
         if self._joining and work.kind == "step" and work.is_done:
@@ -151,6 +160,32 @@ class Scheduler:
         if not is_alone:
             self._away_since = self._clock()
 
+    def charge(self, seconds: float, scheduled: Scheduled) -> None:
+        """Charge the duration of a step to its leases, with the engine's lock."""
+        for (work, _), part_s in zip(scheduled, self._split(seconds, scheduled), strict=True):
+            self._spending.charge(work.lease, part_s)
+
+    def _split(self, seconds: float, scheduled: Scheduled) -> list[float]:
+        """Return how much of a step's seconds is due to each of its rows, by the costs so far.
+
+        A row of prefill has its own cost. What else a step takes is shared by the others, or by
+        all rows where there are none.
+        """
+        rows = [len(feed.token_ids) for _, feed in scheduled]
+        own = [
+            num_rows * self.costs.row_s(each[1].position + num_rows // 2) * _is_prefill(each)
+            for each, num_rows in zip(scheduled, rows, strict=True)
+        ]
+        left = max(seconds - sum(own), 0.0)
+        others = [
+            0 if _is_prefill(each) else num_rows
+            for each, num_rows in zip(scheduled, rows, strict=True)
+        ]
+        if not any(own) or not any(others):
+            others = rows
+        parts = [cost + left * num / sum(others) for cost, num in zip(own, others, strict=True)]
+        return [seconds * part / sum(parts) for part in parts]
+
     def count_drawn(self, answers: Iterable[object]) -> None:
         """Count the tokens of a step's answers, and those that the specification decided."""
         for answer in answers:
@@ -162,11 +197,16 @@ class Scheduler:
         """Return this step's prefill rows, at most `limit`, shared by tenants, then by leases."""
         chunks: Scheduled = []
         ready = self._ready()
+        row_s = 0.0
         if ready:
             depth = max(work.depth for works in ready.values() for work in works)
+            row_s = self.costs.row_s(depth)
             limit = min(limit, self._num_alone(depth) if is_alone else self._num_beside(depth))
-        for num_served, (tenant, works) in enumerate(ready.items()):
-            share = min(limit, max(limit // (len(ready) - num_served), MIN_CHUNK_TOKENS))
+        order = sorted(ready, key=self._shares.level)  # stable: by turns among equals
+        for num_served, tenant in enumerate(order):
+            works, left = ready[tenant], order[num_served:]
+            part = self._shares.divide(limit * row_s, left)[tenant] if row_s else limit / len(left)
+            share = min(limit, max(round(part / (row_s or 1.0)), MIN_CHUNK_TOKENS))
             if share <= 0:
                 break
             limit -= share
@@ -182,8 +222,7 @@ class Scheduler:
             queue.remove(works[0])
             queue.append(works[0])
         if chunks:
-            first = next(iter(ready))
-            self._prefills[first] = self._prefills.pop(first)
+            self._prefills[order[0]] = self._prefills.pop(order[0])
         return chunks
 
     def _num_beside(self, depth: int) -> int:
@@ -254,9 +293,14 @@ class Scheduler:
         return self._ahead if work.kind == "ahead" else self._steps
 
 
+def _is_prefill(one: tuple[Work, Feed]) -> bool:
+    """Return whether rows are of a prompt, of an answer made elsewhere, or only score tokens."""
+    work, feed = one
+    return work.kind == "prefill" or not feed.num_wanted
+
+
 def _prefills(scheduled: Scheduled) -> list[Feed]:
-    """Return the rows of prompts, of answers made elsewhere, and of what only scores tokens."""
-    return [feed for work, feed in scheduled if work.kind == "prefill" or not feed.num_wanted]
+    return [each[1] for each in scheduled if _is_prefill(each)]
 
 
 def _is_alone(scheduled: Scheduled) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rapid.engines.execution.replies import Reply
@@ -17,6 +18,17 @@ from rapid.engines.work.drafting import Draft, DraftAhead
 from rapid.errors import EngineFailed, LeaseNotFound, OutOfStep
 
 Ending = Literal["released", "expired", "failed", "closed"]
+
+
+@dataclass(eq=False, slots=True)
+class Erasing:
+    """Documents that are to be forgotten, and who waits for what was found of them."""
+
+    documents: Collection[str]
+    reply: Reply
+    found: dict[str, int] = field(default_factory=dict)  # by tier; empty before it begins
+    awaited: set[int] = field(default_factory=set)  # pages of which copies are on their way
+    had_readers: bool = False  # whether leases had or awaited parts when it began
 
 
 class EngineState:
@@ -34,6 +46,7 @@ class EngineState:
         self._ahead: dict[Sequence, DraftAhead] = {}  # these have no caller
         self._endings: dict[Lease, list[Reply]] = {}
         self._closings: list[Reply] = []
+        self.erasing: list[Erasing] = []
 
     def check_running(self) -> None:
         """Raise EngineFailed if the engine is closed."""
@@ -86,6 +99,12 @@ class EngineState:
         else:
             self._closings.append(reply)
 
+    def erase(self, documents: Collection[str], reply: Reply) -> None:
+        """Have the compute thread forget documents, and settle `reply` when it has."""
+        self.check_running()
+        self.erasing.append(Erasing(documents, reply))
+        self.guard.notify()
+
     def end(self, lease: Lease, ending: Ending, error: Exception | None = None) -> None:
         """Close a lease: answer its calls and those who await its end, and free its pages."""
         for work in [work for work in self._replies if lease in work.leases]:
@@ -116,7 +135,9 @@ class EngineState:
 
     def is_due(self) -> bool:
         """Return whether the compute thread has calls to begin or pages to copy."""
-        return self.ledger.prefixes.is_due or any(map(self._may_begin, self._inbox))
+        prefixes = self.ledger.prefixes
+        is_erasing = bool(self.erasing) or prefixes.is_dirty
+        return is_erasing or prefixes.is_due or any(map(self._may_begin, self._inbox))
 
     def is_quiet(self) -> bool:
         """Return whether nothing but the selected work is to be done, nor will be by itself."""
@@ -165,6 +186,8 @@ class EngineState:
         self.ledger.close()
         for lease in self.ledger.leases():
             self.end(lease, "closed", EngineFailed("the engine is closed"))
+        for each in self.erasing:
+            each.reply.settle(None, EngineFailed("the engine is closed"))
         self._announce_closing()
         self.guard.notify()
 
@@ -177,6 +200,8 @@ class EngineState:
             reply.settle(None, error)
         for reply in itertools.chain(*self._endings.values()):
             reply.settle("failed")
+        for each in self.erasing:
+            each.reply.settle(None, error)
         self._replies.clear()
         self._endings.clear()
         self.ledger.close()

@@ -48,6 +48,8 @@ class PagePool:
         self.num_pages = num_pages
         self._free = [PageRun(0, num_pages)]  # by start, never adjacent to each other
         self.num_holders = np.zeros(num_pages, dtype=np.int32)  # of every page; for reading only
+        self.is_dirty = np.zeros(num_pages, dtype=bool)  # whether it had a holder since it was zero
+        self.is_stale = np.zeros(num_pages, dtype=bool)  # whether it had one before those of now
         self.num_free = num_pages  # pages without a holder
 
     @property
@@ -78,6 +80,8 @@ class PagePool:
         self._free = [rest for run in self._free if (rest := rests.get(run, run))]
         for run in taken:
             self.num_holders[run.start : run.stop] = 1
+            self.is_stale[run.start : run.stop] = self.is_dirty[run.start : run.stop]
+            self.is_dirty[run.start : run.stop] = True
         self.num_free -= num_pages
         return tuple(sorted(taken))
 
@@ -93,6 +97,12 @@ class PagePool:
             holders -= 1
             for start, stop in _ranges(holders == 0):
                 self._return(PageRun(run.start + start, run.start + stop))
+
+    def take_dirty(self) -> list[int]:
+        """Return the free pages that may hold numbers; they count as zero from now on."""
+        pages: list[int] = np.flatnonzero(self.is_dirty & (self.num_holders == 0)).tolist()
+        self.is_dirty[pages] = False
+        return pages
 
     def check_integrity(self, held: Iterable[Iterable[PageRun]] | None = None) -> None:
         """Raise AssertionError unless every page is free or held, as often as `held` says."""
@@ -297,6 +307,14 @@ class KVCache:
             torch.unflatten(stack[:, :, :, slots], 3, size).permute(3, 0, 1, 2, 4, 5)
             for stack in self.stacks
         ]
+
+    def zero(self, spans: Sequence[tuple[int, int]], *, of_rings: bool = False) -> None:
+        """Overwrite slots [a, b) with zeros, of layers with rings if `of_rings`, else of others."""
+        for layer, in_rings in zip(self.layers, self.in_rings, strict=True):
+            for tensor in layer if in_rings == of_rings else ():
+                numbers = tensor.view(torch.uint8) if self.layout.is_fp8 else tensor
+                for start, stop in spans:
+                    numbers[:, start:stop].zero_()
 
     def copy(
         self,

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +31,7 @@ _LOOK_S = 1.0  # most of it that counts between two looks: a long step is not th
 _CLOSING_S = 5.0  # for the writes that were handed to the writer
 
 PageOf = Callable[[bytes], int | None]
+Done = Callable[[object, Exception | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,26 @@ class Job:
     name: bytes
     tenant: str
     host_page: int
+    documents: Collection[str] = ()  # that stand in its prompt
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """Names of pages that are in use."""
+    """Names of pages that are in use, in a prompt that holds documents."""
 
     names: Sequence[bytes]
+    documents: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Forget:
+    """Documents whose pages are to be removed; `done` gets their number, or why it failed."""
+
+    documents: Collection[str]
+    done: Done
+
+
+_Jobs = queue.SimpleQueue[Job | _Use | _Forget | None]
 
 
 class DiskTier:
@@ -65,17 +79,18 @@ class DiskTier:
         self._clock = clock
         self._most_held = max(len(host.blocks) // 2, 1)
         self._most_writes = min(_MOST_WRITES, max(self._most_held // 2, 1))
-        self._unsaved: dict[bytes, str] = {}
+        self._unsaved: dict[bytes, tuple[str, Collection[str]]] = {}  # tenant and documents
         self._copied: dict[bytes, Job] = {}  # to be written once they are in host memory
         self._writes: set[bytes] = set()
         self._due: dict[bytes, None] = {}  # to be read, in this order
         self._reads: dict[bytes, int] = {}  # being read, with the page in host memory
+        self._unwanted: set[bytes] = set()  # of those, what is forgotten when it has come
         self._silent_s = 0.0  # since the last read ended, in looks
         self._last_look_at = 0.0
         self._is_full = False
         self._is_off = False
-        self._to_write: queue.SimpleQueue[Job | _Use | None] = queue.SimpleQueue()
-        self._to_read: queue.SimpleQueue[Job | _Use | None] = queue.SimpleQueue()
+        self._to_write: _Jobs = queue.SimpleQueue()
+        self._to_read: _Jobs = queue.SimpleQueue()
         self._finished: deque[tuple[Job, bool, float]] = deque()
         self._threads: list[threading.Thread] = []
         self._wake: Callable[[], None] = lambda: None
@@ -101,17 +116,43 @@ class DiskTier:
 
     # --- for the prefix cache ---------------------------------------------------------------------
 
-    def use(self, names: Sequence[bytes]) -> None:
-        """Note that a prompt has these pages, so that others give way before them."""
-        if self._to_write.qsize() < _MOST_WRITES and not self._is_off:
-            self._to_write.put(_Use(names))
+    def use(self, names: Sequence[bytes], documents: Collection[str] = ()) -> None:
+        """Note that a prompt has these pages, so that others give way before them.
 
-    def save(self, name: bytes, tenant: str) -> None:
+        `documents` are the names of those that stand in it.
+        """
+        is_busy = self._to_write.qsize() >= _MOST_WRITES and not documents
+        if not (is_busy or self._is_off):
+            self._to_write.put(_Use(names, documents))
+
+    def forget(self, names: Collection[bytes]) -> None:
+        """Write and read no page of some names that is not being written or read already."""
+        for name in names:
+            self._unsaved.pop(name, None)
+            self._due.pop(name, None)
+            if (job := self._copied.pop(name, None)) is not None:
+                self._host.let_go(job.host_page)
+            if name in self._reads:
+                self._unwanted.add(name)
+
+    def remove(self, documents: Collection[str], done: Done) -> None:
+        """Have the pages of prompts that hold any of some documents removed, after `forget`.
+
+        `done` is told on a thread how many there were, when they are gone, or why they are not.
+        """
+        self._to_write.put(_Forget(documents, done))
+
+    @property
+    def names_in_transit(self) -> set[bytes]:
+        """Names of pages on their way to or from the disk."""
+        return {*self._unsaved, *self._due, *self._copied, *self._writes, *self._reads}
+
+    def save(self, name: bytes, tenant: str, documents: Collection[str] = ()) -> None:
         """Have a page written that was computed, unless it is there."""
         # A page of no tenant is not kept: an engine computes such pages only to try its steps.
         if not tenant or name in self.files or self._is_full or self._is_off:
             return
-        self._unsaved[name] = tenant
+        self._unsaved[name] = tenant, documents
         if len(self._unsaved) > _MOST_UNSAVED:
             del self._unsaved[next(iter(self._unsaved))]
 
@@ -180,7 +221,9 @@ class DiskTier:
             return  # given up; the page in host memory is never used again
         del self._reads[job.name]
         self._silent_s = 0.0
-        if not is_good:
+        is_wanted = job.name not in self._unwanted
+        self._unwanted.discard(job.name)
+        if not (is_good and is_wanted):
             self._host.let_go(job.host_page)
             return
         self.pace.observe_restored(1, seconds / NUM_READERS)
@@ -222,7 +265,8 @@ class DiskTier:
 
     def _begin_writes(self, computed: PageOf) -> None:
         while self._unsaved and self._num_writes < self._most_writes and self._has_room:
-            name, tenant = self._unsaved.popitem()  # a prompt's tail first, as it leaves the pool
+            # A prompt's tail comes first, as it leaves the pool.
+            name, (tenant, documents) = self._unsaved.popitem()
             page = computed(name)
             if name in self.files or name in self._writes or name in self._copied:
                 continue
@@ -231,7 +275,7 @@ class DiskTier:
             host_page = self._host.page_of(name)
             if host_page is not None:
                 self._host.hold(host_page)
-                self._copied[name] = Job("write", name, tenant, host_page)
+                self._copied[name] = Job("write", name, tenant, host_page, documents)
 
     def _write_copied(self, name: bytes, job: Job) -> None:
         if self._host.is_here(name):
@@ -243,14 +287,20 @@ class DiskTier:
             self._host.let_go(job.host_page)  # its copy failed
         del self._copied[name]
 
-    def _work(self, jobs: queue.SimpleQueue[Job | _Use | None]) -> None:
+    def _work(self, jobs: _Jobs) -> None:
         """Do the jobs of a queue; runs on the threads."""
         while (job := jobs.get()) is not None:
             self._do(job)
 
-    def _do(self, job: Job | _Use) -> None:
+    def _do(self, job: Job | _Use | _Forget) -> None:
         if isinstance(job, _Use):
-            self._note_use(job.names[::-1])
+            self._note_use(job.names[::-1], job.documents)
+            return
+        if isinstance(job, _Forget):
+            try:
+                job.done(self._remove(job.documents), None)
+            except Exception as error:
+                job.done(None, error)
             return
         began = time.perf_counter()
         try:
@@ -261,9 +311,11 @@ class DiskTier:
         self._finished.append((job, is_good, time.perf_counter() - began))
         self._wake()
 
-    def _note_use(self, names: Sequence[bytes]) -> None:
-        for name in names:
-            self.files.use(name)
+    def _note_use(self, names: Sequence[bytes], documents: Collection[str]) -> None:
+        self.files.use_for(names, documents)
+
+    def _remove(self, documents: Collection[str]) -> int:
+        return self.files.forget(documents)
 
     def _read(self, job: Job) -> bool:
         """Read a page; return whether it was there and right."""
@@ -271,7 +323,8 @@ class DiskTier:
 
     def _write(self, job: Job) -> None:
         """Write a page, or raise OSError."""
-        self.files.write(job.name, job.tenant, self._host.memory_of(job.host_page))
+        page = self._host.memory_of(job.host_page)
+        self.files.write(job.name, job.tenant, page, job.documents)
 
     def _write_page(self, job: Job) -> bool:
         try:

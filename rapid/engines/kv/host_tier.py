@@ -48,6 +48,7 @@ class HostTier:
             pin(self.blocks, self)
         self._lane = lane_for(set(layout.devices), self.blocks[:1])
         self.tags: Tags = [None] * num_pages  # as they will be when all launched copies have landed
+        self.page_bytes = self.blocks[:1].nbytes
         self.pace = RestorePace()
         self.num_restored = 0  # pages
         self._num_pages = num_pages
@@ -55,6 +56,7 @@ class HostTier:
         self._name_of: dict[int, bytes] = {}
         self._free = deque(range(num_pages))
         self._held: set[int] = set()
+        self._dirty: set[int] = set()  # pages whose content was dropped and is to be overwritten
         self._wanted: set[bytes] = set()
         self._moves: list[Move] = []
         self._launched: deque[tuple[Mark, list[Move]]] = deque()
@@ -72,6 +74,7 @@ class HostTier:
 
     def forget(self) -> None:
         """Drop all pages and queued copies, after a failed copy left the content unknown."""
+        self._dirty.update(self._name_of)
         self._page_of.clear()
         self._name_of.clear()
         self._moves.clear()
@@ -80,8 +83,42 @@ class HostTier:
         self._copies = _Counts(move.page for move in moves)
         self._host_copies = _Counts(move.host_page for move in moves)
 
+    def drop(self, name: bytes) -> bool:
+        """Drop a page, to be overwritten as soon as nothing uses it; return whether it was here."""
+        host_page = self._page_of.pop(name, None)
+        if host_page is None:
+            return False
+        del self._name_of[host_page]
+        self._dirty.add(host_page)
+        if host_page not in self._held:
+            self._free.append(host_page)
+        return True
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether a dropped page is not overwritten yet."""
+        return bool(self._dirty)
+
+    def take_dirty(self, most_bytes: int) -> list[int]:
+        """Return dropped pages that nothing uses, which are to be overwritten now."""
+        in_use = self._held | self._name_of.keys() | self._host_copies.keys()
+        pages = sorted(self._dirty - in_use)[: max(most_bytes // self.page_bytes, 1)]
+        self._dirty -= self._name_of.keys()  # those are overwritten by what is copied there
+        self._dirty.difference_update(pages)
+        for page in pages:
+            self.tags[page] = None
+        return pages
+
+    def zero(self, pages: Sequence[int]) -> None:
+        """Overwrite pages with zeros, on the compute thread."""
+        for page in pages:
+            self.blocks[page].zero_()
+
     def __len__(self) -> int:
         return len(self._page_of)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._page_of)
 
     def page_of(self, name: bytes) -> int | None:
         """Return the page in host memory that has this name, if any."""
@@ -126,6 +163,11 @@ class HostTier:
     def is_copied(self, page: int) -> bool:
         """Return whether a page of the pool has a copy queued or on its way."""
         return page in self._copies
+
+    @property
+    def pages_copied(self) -> set[int]:
+        """Pages of the pool that have copies queued or on their way."""
+        return set(self._copies)
 
     def take_moves(self) -> list[Move]:
         """Return the copies to launch, in order, and clear them."""
@@ -216,6 +258,7 @@ class HostTier:
         """End `hold` or `borrow`; a page without a name is free."""
         self._held.discard(host_page)
         if host_page not in self._name_of:
+            self._dirty.add(host_page)
             self._free.append(host_page)
 
     def borrow(self) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rapid.engine_status import LeaseUsage
 from rapid.engines.kv.cache import PageRun
 from rapid.engines.kv.prefix_cache import Pages
 from rapid.engines.kv.rings import Ring
@@ -28,11 +29,22 @@ class Lease:
     num_read: int = 0
     # Whether the lease ends when it is idle and unrenewed for the time-to-live.
     expires: bool = True
+    # What it used and has not told yet, its pages up to a time of the ledger's clock.
+    used: LeaseUsage = field(default_factory=LeaseUsage)
+    booked_at: float = 0.0
+    num_shared: int = 0  # full pages of the prompt, which all choices hold
+    is_over: bool = False
 
     @property
     def lease_id(self) -> str:
         """The id that the caller chose."""
         return self.request.lease_id
+
+    @property
+    def num_pages(self) -> int:
+        """Number of pages that it holds, those once that its choices share."""
+        own = sum(run.stop - run.start for runs in self.runs for run in runs)
+        return own - self.num_shared * (len(self.runs) - 1)
 
     @property
     def rings(self) -> list[Ring]:

@@ -1,25 +1,30 @@
 """Leases on an engine's pages, with their time-to-live and the queue for them.
 
 A lease gets all pages that its choices can ever need at once, so nothing is preempted. Among
-tenants, the one whose open leases hold the fewest pages is next. A first lease opens only if there
-is also room for its own **companion**, the second lease of a request that drafts for itself, and
-for all companions still expected.
+tenants, the one is next that has had the least work of the engine, by weight (`Spending`), with
+what its open leases hold. A first lease opens only if there is also room for its own **companion**,
+the second lease of a request that drafts for itself, and for all companions still expected.
 
 What does not fit lets leases pass that do, at most `MOST_OVERTAKEN` of them. Then it comes first,
 and until it fits no tenant opens a lease that holds as many pages as its own: none waits for ever.
+
+An eighth of the places is kept for tenants that asked of late and hold none. So who asks now and
+then need not wait until an answer of a tenant that always asks has ended.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rapid.constraints.shaping import open_shaping
-from rapid.engine_status import EngineStatus
+from rapid.constraints.request_shaping import open_shaping
+from rapid.constraints.shaping import Shaping
+from rapid.engine_status import EngineStatus, LeaseUsage
 from rapid.engines.kv.cache import PagePool, PageTable
 from rapid.engines.kv.disk_tier import DiskTier
 from rapid.engines.kv.host_tier import HostTier
@@ -28,6 +33,7 @@ from rapid.engines.kv.lines import Lines, Waiter
 from rapid.engines.kv.prefix_cache import PrefixCache, as_runs, page_names, pages_of
 from rapid.engines.kv.rings import Ring, RingPool
 from rapid.engines.kv.sequences import Sequence
+from rapid.engines.kv.spending import Spending
 from rapid.errors import BadRequest, EngineFailed, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import LeaseRequest
 from rapid.ports import Clock
@@ -51,21 +57,38 @@ class LeaseLedger:
     # The rings of layers with a sliding window, one for each choice of a lease; None where all
     # layers have pages.
     rings: RingPool | None = None
+    eos_ids: Collection[int] = ()  # tokens that end an answer
+    open_grammar: Callable[[str], Shaping] | None = None  # where answers can follow grammars
+    page_bytes: int = 0
     prefixes: PrefixCache = field(init=False)
+    spending: Spending = field(init=False)
     _open: dict[str, Lease] = field(default_factory=dict)
-    _lines: Lines = field(default_factory=Lines)
+    _lines: Lines = field(init=False)
 
     def __post_init__(self) -> None:
-        self.prefixes = PrefixCache(self.pool, self.host, self.disk)
+        self.prefixes = PrefixCache(self.pool, self.host, self.disk, self.clock)
+        self.spending = Spending(self.clock, self.pool.num_pages, self.page_bytes)
+        self._lines = Lines(self.spending.shares)
+        # The tenants that asked of late, counted in requests: so that a turn depends on no clock.
+        self._asked: deque[str] = deque(maxlen=16 * self.max_leases)
 
     def prepare(
         self, request: LeaseRequest, on_open: Callable[[Lease | Exception], None]
     ) -> Waiter:
-        """Return a waiter for a request, with its prompt's pages named; it needs no lock."""
+        """Return a waiter for a request, with its prompt's pages named; it needs no lock.
+
+        Raises:
+            BadRequest: The engine cannot follow the request's grammar.
+        """
         tenant, salt = request.terms.tenant, request.terms.cache_salt
         owner = f"{tenant}\0{salt}" if salt else tenant
         names = page_names(request.prompt_ids, self.page_tokens, owner)
-        return Waiter(request, on_open, names)
+        sampling = request.terms.sampling
+        shapings = [
+            open_shaping(sampling, self.eos_ids, self.open_grammar, request.terms.prompt_set)
+            for _ in range(request.terms.num_choices)
+        ]
+        return Waiter(request, on_open, names, shapings)
 
     def submit(self, waiter: Waiter) -> None:
         """Open a lease now, or as soon as those before it have opened and there is room.
@@ -79,6 +102,7 @@ class LeaseLedger:
         self._check(waiter.request)
         if waiter.request.beside is not None:
             self._check_companion(waiter, self.get(waiter.request.beside))
+        self._asked.append(waiter.request.terms.tenant)
         self._lines.join(waiter)
         self.admit()
 
@@ -140,6 +164,7 @@ class LeaseLedger:
         """Free a lease's pages, open waiting leases and return it; None if it is not open."""
         lease = self._open.pop(lease_id, None)
         if lease is not None:
+            self.spending.end(lease)
             for runs in lease.runs:
                 self.prefixes.free(runs)
             for ring in lease.rings:
@@ -147,6 +172,14 @@ class LeaseLedger:
                 self.rings.free(ring)
             self.admit()
         return lease
+
+    def settle(self, lease_id: str) -> LeaseUsage:
+        """Return what a lease used since it was last asked; see `Spending.settle`.
+
+        Raises:
+            LeaseNotFound: As for `get`.
+        """
+        return self.spending.settle(self.get(lease_id))
 
     def leases(self) -> list[Lease]:
         """Return all open leases."""
@@ -156,7 +189,7 @@ class LeaseLedger:
         """Refuse all waiting requests."""
         for waiter in list(self._lines):
             waiter.on_open(EngineFailed("the engine is closed"))
-        self._lines = Lines()
+        self._lines = Lines(self.spending.shares)
 
     def find_expired(self) -> list[Lease]:
         """Return the leases that are idle and unrenewed for longer than the time-to-live."""
@@ -166,6 +199,35 @@ class LeaseLedger:
             for lease in self._open.values()
             if lease.expires and not lease.busy and now - lease.last_used > self.ttl_s
         ]
+
+    def take_stale(self) -> list[tuple[int, int]]:
+        """Return slots of pages that leases hold and only earlier holders have written."""
+        size, valid = self.page_tokens, self.prefixes.count_valid(self.page_tokens)
+        is_held = np.zeros(self.pool.num_pages, dtype=bool)
+        for lease in self._open.values():
+            for runs, sequence in zip(lease.runs, lease.sequences, strict=True):
+                pages = pages_of(runs, self.pool.num_pages)
+                written = sequence.num_computed - size * np.arange(len(pages))
+                valid[pages] = np.maximum(valid[pages], written.clip(0, size))
+                is_held[pages] = True
+        stale = np.flatnonzero(self.pool.is_stale & is_held & (valid < size)).tolist()
+        self.pool.is_stale[stale] = False
+        for page in stale:
+            self.prefixes.tags[page] = None
+        return [(page * size + int(valid[page]), (page + 1) * size) for page in stale]
+
+    def take_stale_rings(self) -> list[tuple[int, int]]:
+        """Return slots of rings that are free or in use and only earlier holders have written."""
+        if self.rings is None:
+            return []
+        held = [ring for lease in self._open.values() for ring in lease.rings]
+        return [*self.rings.take_dirty(), *self.rings.take_stale(held)]
+
+    def has_readers(self, documents: Collection[str]) -> bool:
+        """Return whether leases, open or waiting, are of requests with any of some documents."""
+        requests = [each.request for each in (*self._open.values(), *self._lines)]
+        wanted = set(documents)
+        return any(not wanted.isdisjoint(each.terms.documents) for each in requests)
 
     def status(self) -> EngineStatus:
         """Return the counts of leases, pages and what waits."""
@@ -203,7 +265,14 @@ class LeaseLedger:
             return companion if self._fits(companion) else None
         heads = self._lines.heads()
         held = {head: self._num_held(head.request.terms.tenant) for head in heads}
-        heads.sort(key=lambda head: (not head.is_due, head.number if head.is_due else held[head]))
+
+        def order(head: Waiter) -> tuple[bool, float]:
+            # What a tenant holds now counts as if it held it for a second more.
+            level = self.spending.shares.level(head.request.terms.tenant)
+            later = level + held[head] / self.pool.num_pages
+            return not head.is_due, head.number if head.is_due else later
+
+        heads.sort(key=order)
         least_kept_back = self.pool.num_pages + 1
         for head in heads:
             if held[head] < least_kept_back:
@@ -262,16 +331,18 @@ class LeaseLedger:
             raise BadRequest("more tokens are committed than max_tokens allows", "max_tokens")
         over = num_prompt + terms.max_tokens - self.max_context
         if over > 0:
-            raise PromptTooLong(
+            raise PromptTooLong.of(
+                self.max_context,
                 f"the prompt has {num_prompt} tokens and the answer may have {terms.max_tokens}: "
-                f"{over} more than this model's context of {self.max_context}"
+                f"{over} more than this model's context of {self.max_context}",
             )
         pages = self._num_pages(request, num_prompt)
         if pages > self.pool.num_pages:
-            raise PromptTooLong(
+            raise PromptTooLong.of(
+                self.max_context,
                 f"{num_prompt} prompt tokens with {terms.num_choices} answers of up to "
                 f"{terms.max_tokens} tokens need {pages * self.page_tokens} tokens of KV; "
-                f"the engine has {self.pool.num_pages * self.page_tokens}"
+                f"the engine has {self.pool.num_pages * self.page_tokens}",
             )
 
     def _check_companion(self, waiter: Waiter, first: Lease) -> None:
@@ -302,11 +373,18 @@ class LeaseLedger:
                     num_leases += 1
                     num_choices += each.terms.num_choices
                     num_kept += self._num_pages(each, each.companion_tokens)
+            num_leases += self._num_kept_from(request.terms.tenant)
         is_place_left = len(self._open) + num_leases <= self.max_leases
         if self.rings is not None and num_choices > self.rings.num_free:
             return False
         num_pages = self._num_pages(request, len(request.prompt_ids))
         return is_place_left and self.prefixes.fits(waiter.page_names, num_pages, num_kept)
+
+    def _num_kept_from(self, tenant: str) -> int:
+        """Return the places that a tenant leaves to others, which asked of late and hold none."""
+        holders = {each.request.terms.tenant for each in self._open.values()}
+        has_others = not {tenant, *holders}.issuperset(self._asked)
+        return self.max_leases // 8 if tenant in holders and has_others else 0
 
     def _capacity(self, request: LeaseRequest, num_prompt: int) -> int:
         """Return the most tokens of one choice: prompt, answer and a last block beyond its end."""
@@ -336,12 +414,12 @@ class LeaseLedger:
         capacity = self._capacity(request, num_prompt)
         num_pages = -(-capacity // self.page_tokens)
         num_shared = self._num_shared(request, num_prompt)
-        first = self.prefixes.take(waiter.page_names, num_pages)
+        first = self.prefixes.take(waiter.page_names, num_pages, terms.tenant, terms.documents)
         undoing.callback(self.prefixes.free, first)
         held = [first]
         shared = as_runs(pages_of(first, num_shared))
         for _ in range(terms.num_choices - 1):
-            own = self.prefixes.take((), num_pages - num_shared)
+            own = self.prefixes.take((), num_pages - num_shared, terms.tenant)
             self.pool.share(shared)
             held.append((*shared, *own))
             undoing.callback(self.prefixes.free, held[-1])
@@ -353,6 +431,7 @@ class LeaseLedger:
         committed = request.committed or ((),) * terms.num_choices
         log_odds = request.log_odds or (0.0,) * terms.num_choices
         names = [f"{terms.answer_id}/{choice}" for choice in range(terms.num_choices)]
+        shapings = waiter.shapings or (None,) * terms.num_choices
         sequences = [
             Sequence(
                 request.prompt_ids,
@@ -362,10 +441,10 @@ class LeaseLedger:
                 odds,
                 ring,
                 name,
-                open_shaping(terms.sampling),
+                shaping,
             )
-            for runs, ids, odds, ring, name in zip(
-                held, committed, log_odds, rings, names, strict=True
+            for runs, ids, odds, ring, name, shaping in zip(
+                held, committed, log_odds, rings, names, shapings, strict=True
             )
         ]
         prompt_pages = pages_of(first, len(waiter.page_names))
@@ -375,6 +454,8 @@ class LeaseLedger:
             held,
             prompt_pages,
             waiter.page_names,
-            self.clock(),
+            now := self.clock(),
+            booked_at=now,
+            num_shared=num_shared,
             expects_companion=request.companion_tokens > 0 and request.beside is None,
         )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from rapid.constraints.shaping import Shaping
 from rapid.engines.kv.lease import Lease
 from rapid.messages import LeaseRequest
+from rapid.work_shares import WorkShares
 
 MOST_OVERTAKEN = 8  # later leases that may open before an earlier one of another tenant
 
@@ -22,6 +24,7 @@ class Waiter:
     # will.
     on_open: Callable[[Lease | Exception], None]
     page_names: list[bytes]  # names of the full pages of the prompt
+    shapings: Sequence[Shaping | None] = ()  # of each choice's logits; empty for none
     number: int = 0  # position in the order of submission
     # Number of later leases of other tenants that opened while this one stood at the head of its
     # tenant's line.
@@ -37,6 +40,7 @@ class Waiter:
 class Lines:
     """The lines, in the order of turns; within one its waiters stand in the order of submission."""
 
+    shares: WorkShares  # in which who waits is present
     _lines: dict[str | None, deque[Waiter]] = field(default_factory=dict)
     _num_submitted: int = 0
 
@@ -47,11 +51,13 @@ class Lines:
         """Stand at the end of the waiter's line."""
         waiter.number = self._num_submitted = self._num_submitted + 1
         self._lines.setdefault(_line_of(waiter), deque()).append(waiter)
+        self.shares.enter(waiter.request.terms.tenant, waiter.request.terms.weight)
 
     def leave(self, waiter: Waiter) -> None:
         """Remove a waiter from its line, which keeps its turn."""
         line = self._lines[_line_of(waiter)]
         line.remove(waiter)
+        self.shares.leave(waiter.request.terms.tenant)
         if not line:
             del self._lines[_line_of(waiter)]
 

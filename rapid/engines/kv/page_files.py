@@ -2,6 +2,9 @@
 
 A file begins with the format, the **context** of the KV (what it was computed from and how), the
 page's name and a checksum. Several processes may share the folder; the cap holds for all its files.
+
+Beside a tenant's pages lies a **list** for each document: the names of the pages whose prompts hold
+it. A page is listed before it is there, so that no crash leaves one that `forget` does not find.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import struct
 import time
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 
@@ -24,7 +28,9 @@ _HEADER = struct.Struct("<8s32s16sI")
 _KEPT = 0.9  # share of the cap that is left after files had to give way
 _STALE_S = 600.0  # age at which an unfinished file has no writer any more
 _TOUCHED_S = 600.0  # between two notes that a file is in use
-_SUFFIX, _UNFINISHED = ".kv", ".part"
+_SUFFIX, _UNFINISHED, _LIST = ".kv", ".part", ".doc"
+_NAME_BYTES = 16  # of a page
+_MOST_LISTS = 256  # that are kept in memory, each up to a megabyte
 _OUR_NAMES = rf"[0-9a-f]{{32}}({re.escape(_SUFFIX)}|{re.escape(_UNFINISHED)})"
 
 
@@ -53,6 +59,7 @@ class PageFiles:
         self._paths: dict[bytes, Path] = {}
         self._used: dict[bytes, float] = {}
         self._total = 0.0
+        self._lists = OrderedDict[Path, set[bytes]]()  # least recently used first
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = self.folder / f"{uuid.uuid4().hex}{_UNFINISHED}"
         probe.touch()
@@ -102,18 +109,23 @@ class PageFiles:
         self.remove(name)
         return False
 
-    def write(self, name: bytes, tenant: str, page: memoryview) -> None:
+    def write(
+        self, name: bytes, tenant: str, page: memoryview, documents: Collection[str] = ()
+    ) -> None:
         """Write a page's file, and remove others if the cap is exceeded.
+
+        `documents` are the names of those that stand in the prompt up to there, in hex.
 
         Raises:
             OSError: The file cannot be written; nothing of it is left.
         """
         folder = self.folder / folder_of(tenant)
         folder.mkdir(mode=0o700, exist_ok=True)
+        self._list([name], folder, documents)
         part = folder / f"{uuid.uuid4().hex}{_UNFINISHED}"
         path = folder / f"{name.hex()}{_SUFFIX}"
         try:
-            with open(part, "wb", buffering=0, opener=_open_private) as file:
+            with open(part, "xb", buffering=0, opener=_open_private) as file:
                 for content in (self._header(name, page), page):
                     rest = memoryview(content)
                     while rest:
@@ -135,6 +147,65 @@ class PageFiles:
         if path is not None:
             path.unlink(missing_ok=True)
 
+    def use_for(self, names: Iterable[bytes], documents: Collection[str]) -> None:
+        """Note that pages are used in prompts that hold documents, in the thread of `write`."""
+        folders: dict[Path, list[bytes]] = {}
+        for name in names:
+            if (path := self._paths.get(name)) is not None:
+                self.use(name)
+                folders.setdefault(path.parent, []).append(name)
+        for folder, here in folders.items():
+            try:
+                self._list(here, folder, documents)
+            except OSError:  # what cannot be listed is not kept
+                for name in here:
+                    self.remove(name)
+
+    def forget(self, documents: Collection[str]) -> int:
+        """Remove the pages of prompts that hold any of some documents, in the thread of `write`.
+
+        They are those of all models, whoever wrote them. Returns their number.
+
+        Raises:
+            OSError: One cannot be removed.
+        """
+        num_found = 0
+        for folder in self._root.glob("*/*/"):
+            lists = [path for each in documents if (path := folder / f"{each}{_LIST}").exists()]
+            for path in lists:
+                for name in _read_list(path):
+                    page = folder / f"{name.hex()}{_SUFFIX}"
+                    num_found += page.exists()
+                    page.unlink(missing_ok=True)
+                    if folder.parent == self.folder:
+                        self._lose(name)
+                path.unlink(missing_ok=True)
+                self._lists.pop(path, None)
+            if lists:
+                _keep_on_disk(folder)
+        return num_found
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of this model's pages."""
+        return len(self._paths) * (_HEADER.size + self.page_bytes)
+
+    def _list(self, names: Iterable[bytes], folder: Path, documents: Collection[str]) -> None:
+        """Add pages in a tenant's folder to the lists of documents, or raise OSError."""
+        for document in documents:
+            path = folder / f"{document}{_LIST}"
+            known = self._lists.get(path)
+            if known is None or not path.exists():  # another process may have removed it
+                known = self._lists[path] = set(_read_list(path))
+            self._lists.move_to_end(path)
+            fresh = [name for name in names if name not in known]
+            if fresh:
+                with open(path, "ab", buffering=0, opener=_open_private) as file:
+                    file.write(b"".join(fresh))
+                known.update(fresh)
+        while len(self._lists) > _MOST_LISTS:
+            self._lists.popitem(last=False)
+
     def _header(self, name: bytes, page: memoryview) -> bytes:
         head = _HEADER.pack(_FORMAT, self._context, name, 0)
         return _HEADER.pack(_FORMAT, self._context, name, zlib.crc32(page, zlib.crc32(head)))
@@ -154,13 +225,24 @@ class PageFiles:
         """Remove the files used longest ago, of any model and tenant."""
         files = sorted(self._files(), key=lambda each: each[1].st_mtime)
         self._total = sum(status.st_size for _, status in files)
+        left = {path for path, _ in files}
         for path, status in files:
             if self._total <= _KEPT * self._cap_bytes:
-                return
+                break
             path.unlink(missing_ok=True)
+            left.discard(path)
             self._total -= status.st_size
             if path.is_relative_to(self.folder):
                 self._lose(bytes.fromhex(path.stem))
+        self._remove_lists(left)
+
+    def _remove_lists(self, pages: Collection[Path]) -> None:
+        """Remove the lists of documents of which no page is left."""
+        for path in self._root.glob(f"*/*/*{_LIST}"):
+            listed = {path.with_name(f"{name.hex()}{_SUFFIX}") for name in _read_list(path)}
+            if listed.isdisjoint(pages) and _age_s(path) > _STALE_S:
+                path.unlink(missing_ok=True)
+                self._lists.pop(path, None)
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Yield the files of all models' pages, and remove what was never finished."""
@@ -197,5 +279,25 @@ def _fill(file: int, page: memoryview) -> int:
     return num_read
 
 
+def _read_list(path: Path) -> list[bytes]:
+    """Return the names in a list; what a crash left of one at its end is none."""
+    content = path.read_bytes() if path.exists() else b""
+    whole = len(content) - len(content) % _NAME_BYTES
+    return [content[start : start + _NAME_BYTES] for start in range(0, whole, _NAME_BYTES)]
+
+
+def _age_s(path: Path) -> float:
+    return time.time() - path.stat().st_mtime if path.exists() else 0.0
+
+
+def _keep_on_disk(folder: Path) -> None:
+    """Wait until what was removed from a folder stays removed, also where the power fails."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
 def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_EXCL, 0o600)
+    return os.open(path, flags, 0o600)

@@ -3,13 +3,20 @@
 A full page of a prompt has a **name**: the hash of its tokens, of all tokens before them and of the
 tenant. Names are given when a lease opens, but pages are written later. So every page also carries
 a **tag**: the name of the KV that it holds, and is computed only while the two agree.
+
+Each tenant has a **floor**: its part of the pool, if all who used it of late had equal ones. Where
+room is needed, pages of the tenant go first that is farthest above its floor, and of these the
+least recently used. So what a quiet tenant has read stays while another reads ever new documents.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
+from heapq import heapify, heappop, heapreplace
+from itertools import islice
 
 import numpy as np
 
@@ -17,10 +24,14 @@ from rapid.engines.kv.cache import PagePool, PageRun
 from rapid.engines.kv.disk_tier import DiskTier
 from rapid.engines.kv.host_tier import HostTier, Move, Tags
 from rapid.messages import Int32Array
+from rapid.ports import Clock
 
 Pages = np.ndarray[tuple[int], np.dtype[np.intp]]
 _NAME_BYTES = 16  # a BLAKE2b digest of 128 bits
+_FLOOR_S = 3600.0  # after which a tenant that reads nothing has no floor; others may need the room
 _MOST_EVICTED = 2  # most pages evicted at once, as a multiple of those requested
+_ZEROED_BYTES = 64 * 2**20  # of host memory between two steps, which takes it about 10 ms
+_LEAST_STALE = 1024  # names of pages that are nowhere any more, before they are looked for
 
 
 def page_names(prompt_ids: Int32Array, page_tokens: int, tenant: str) -> list[bytes]:
@@ -41,9 +52,17 @@ class PrefixCache:
     """Cache of named pages over a pool; the engine guards it."""
 
     def __init__(
-        self, pool: PagePool, host: HostTier | None = None, disk: DiskTier | None = None
+        self,
+        pool: PagePool,
+        host: HostTier | None = None,
+        disk: DiskTier | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._pool = pool
+        self._clock = clock
+        self._owner_of: dict[bytes, str] = {}  # the tenant of each named page
+        self._num_owned = Counter[str]()
+        self._seen: dict[str, float] = {}  # when each tenant took pages last
         self._host = host
         self._disk = disk
         self._page_of: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
@@ -51,6 +70,11 @@ class PrefixCache:
         self._is_named = np.zeros(pool.num_pages, dtype=bool)
         self._is_computed = np.zeros(pool.num_pages, dtype=bool)
         self.tags: Tags = [None] * pool.num_pages  # like the KV, of the compute thread
+        # Names of documents that stand in the prompt up to the page of a name, in pool or host.
+        self._documents: dict[bytes, frozenset[str]] = {}
+        # Names of pages of documents to be forgotten, while leases hold them.
+        self._doomed: dict[bytes, None] = {}
+        self._is_freed = False  # whether a doomed page was freed and not overwritten since
 
     @property
     def num_idle(self) -> int:
@@ -72,11 +96,19 @@ class PrefixCache:
         room = self._pool.num_free + self.num_idle - num_idle_here
         return num_pages - len(here) + num_kept <= room
 
-    def take(self, names: Sequence[bytes], num_pages: int) -> tuple[PageRun, ...]:
-        """Take `num_pages` pages for a sequence, in its order; the first have these names.
+    def take(
+        self,
+        names: Sequence[bytes],
+        num_pages: int,
+        tenant: str = "",
+        documents: Collection[str] = (),
+    ) -> tuple[PageRun, ...]:
+        """Take `num_pages` pages for a tenant's sequence, in its order; the first have these names.
 
         Named pages that are here are shared; the others are new, to be computed or restored.
+        `documents` are the names of those that stand in the prompt, for `forget`.
         """
+        self._seen[tenant] = self._clock()
         pages = [self._page_of.get(name) for name in names]
         here = [page for page in pages if page is not None]
         self._pool.share(as_runs(here))  # from now on they cannot be evicted
@@ -84,19 +116,22 @@ class PrefixCache:
             self._host.want(names)
         num_missing = num_pages - len(here)
         try:
-            self._make_room(num_missing)
+            self._make_room(num_missing, tenant)
             fresh = [page for run in self._pool.allocate(num_missing) for page in run.pages]
         except Exception:
             self._pool.free(as_runs(here))
             raise
         missing = [name for name, page in zip(names, pages, strict=True) if page is None]
         self._add(missing, fresh[: len(missing)])
+        self._owner_of.update(dict.fromkeys(missing, tenant))
+        self._num_owned[tenant] += len(missing)
         for name in reversed(names):
             self._page_of.move_to_end(name)
         if self._host is not None:
             self._host.want(())
         if self._disk is not None and names:
-            self._disk.use(names)
+            self._disk.use(names, documents)
+        self._note(names, frozenset(documents))
         return as_runs([*map(self._page_of.__getitem__, names), *fresh[len(missing) :]])
 
     def free(self, runs: Iterable[PageRun]) -> None:
@@ -109,6 +144,55 @@ class PrefixCache:
             # Nobody is left to compute these.
             for page in run.start + np.flatnonzero(is_alone & ~self._is_computed[pages]):
                 self._drop(self._name_of[int(page)])
+        if self._doomed:
+            self._drop_doomed()
+
+    def forget(self, documents: Collection[str]) -> dict[str, int]:
+        """Drop the pages of prompts that hold any of some documents; return their number by tier.
+
+        Pages that leases hold are dropped when these end.
+        """
+        held = self._documents.items()
+        # In their order, so that what follows does not depend on the seed of hashes.
+        names = {name: None for name, each in held if not each.isdisjoint(documents)}.keys()
+        found = {"memory": sum(name in self._page_of for name in names), "host memory": 0}
+        if self._disk is not None:
+            self._disk.forget(names)
+        if self._host is not None:
+            found["host memory"] = sum(map(self._host.drop, names))
+        self._doomed |= {name: None for name in names if name in self._page_of}
+        self._drop_doomed()
+        for name in [each for each in names if each not in self._page_of]:
+            self._documents.pop(name, None)
+        return found
+
+    def is_in_use(self, documents: Collection[str]) -> bool:
+        """Return whether pages of some documents are held, or were freed and not overwritten."""
+        held = map(self._documents.__getitem__, self._doomed)
+        return self._is_freed or any(not each.isdisjoint(documents) for each in held)
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether pages with a part of a document that was forgotten are to be overwritten."""
+        return self._is_freed
+
+    def take_dirty(self) -> tuple[list[int], list[int]]:
+        """Return pages of the pool, and of host memory, to be overwritten now by this thread.
+
+        They are free, and no copy reads or writes them. Those of host memory may be a part.
+        """
+        self._is_freed = False
+        pages, host_pages = self._pool.take_dirty(), list[int]()
+        self._pool.is_stale[pages] = False
+        if self._host is not None:
+            copied = [page for page in pages if self._host.is_copied(page)]
+            self._pool.is_dirty[copied] = True
+            pages = [page for page in pages if self._pool.is_dirty[page] == 0]
+            host_pages = self._host.take_dirty(_ZEROED_BYTES)
+            self._is_freed = bool(copied or host_pages)
+        for page in pages:
+            self.tags[page] = None
+        return pages, host_pages
 
     def will_write(self, runs: Iterable[PageRun]) -> None:
         """Clear the tags of a lease's pages that are not computed: the lease overwrites them."""
@@ -120,8 +204,8 @@ class PrefixCache:
         """Mark pages of a prompt as computed, so that prompts of the tenant share them by name."""
         for page in pages[~self._is_computed[pages]].tolist():
             self.tags[page] = name = self._name_of[page]
-            if self._disk is not None:
-                self._disk.save(name, tenant)
+            if self._disk is not None and name not in self._doomed:
+                self._disk.save(name, tenant, self._documents.get(name, frozenset()))
         self._is_computed[pages] = True
 
     def num_in_a_row(self, pages: Pages, start: int, *, computed: bool) -> int:
@@ -231,26 +315,89 @@ class PrefixCache:
     def _drop(self, name: bytes) -> None:
         page = self._page_of.pop(name)
         del self._name_of[page]
+        self._num_owned[self._owner_of.pop(name)] -= 1
         self._is_named[page] = False
-        if self._host is not None and self._is_computed[page]:
+        if self._host is not None and self._is_computed[page] and name not in self._doomed:
             self._host.keep(name, page)
         self._is_computed[page] = False
         self._pool.free([PageRun(page, page + 1)])
 
-    def _make_room(self, num_pages: int) -> None:
-        """Evict the least recently used idle pages, preferably until one free run suffices."""
+    def count_valid(self, page_tokens: int) -> Int32Array:
+        """Return how many tokens of each page are computed, or may be needed for a copy."""
+        valid = np.where(self._is_computed, page_tokens, 0).astype(np.int32)
+        if self._host is not None:
+            valid[[*self._host.pages_copied]] = page_tokens
+        return valid
+
+    def _drop_doomed(self) -> None:
+        for name in [*self._doomed]:
+            page = self._page_of.get(name)
+            if page is not None and self._pool.num_holders[page] > 1:
+                continue
+            if page is not None:
+                self._drop(name)
+            self._doomed.pop(name, None)
+            self._documents.pop(name, None)
+            if self._host is not None:  # a copy that was read meanwhile
+                self._host.drop(name)
+            self._is_freed = True
+
+    def _note(self, names: Sequence[bytes], documents: frozenset[str]) -> None:
+        """Remember which documents stand before the pages of some names."""
+        if not documents:
+            return
+        for name in names:
+            known = self._documents.get(name, documents)
+            self._documents[name] = known if documents <= known else known | documents
+        num_kept = len(self._page_of) + (len(self._host) if self._host is not None else 0)
+        if len(self._documents) > 2 * num_kept + _LEAST_STALE:
+            kept = self._page_of.keys() | set(self._host or ())
+            if self._disk is not None:
+                kept |= self._disk.names_in_transit
+            self._documents = {name: held for name, held in self._documents.items() if name in kept}
+
+    def _in_order_of_eviction(self, num_pages: int, tenant: str) -> Iterator[tuple[bytes, bool]]:
+        """Yield the names of idle pages for a tenant that asks for some.
+
+        Those come first of who is farthest above its floor, and the least recently used of these.
+        With each name is told whether it is above a floor, or of the tenant itself.
+        """
+        since = self._clock() - _FLOOR_S
+        self._seen = {name: at for name, at in self._seen.items() if at >= since}
+        self._num_owned += Counter()  # forgets tenants without pages
+        floor = self._pool.num_pages / len(self._seen)
+        is_idle = self._pool.num_holders == 1
+        above = self._num_owned + Counter({tenant: num_pages})
+        idle: dict[str, deque[bytes]] = {}
+        for name, page in self._page_of.items():
+            if is_idle[page]:
+                idle.setdefault(self._owner_of[name], deque()).append(name)
+        heap = [(floor * (each in self._seen) - above[each], each) for each in idle]
+        heapify(heap)
+        while heap:
+            missing, owner = heap[0]
+            yield idle[owner].popleft(), missing < 0 or owner == tenant
+            if idle[owner]:
+                heapreplace(heap, (missing + 1, owner))
+            else:
+                heappop(heap)
+
+    def _make_room(self, num_pages: int, tenant: str) -> None:
+        """Evict idle pages, preferably until one free run suffices."""
         if self._pool.num_free_together >= num_pages:
             return  # attention is fastest over a sequence in one run
-        is_idle = self._pool.num_holders == 1
-        idle = [name for name, page in self._page_of.items() if is_idle[page]]
+        order = self._in_order_of_eviction(num_pages, tenant)
         evicted = max(num_pages - self._pool.num_free, 0)
-        for name in idle[:evicted]:
+        for name, _ in islice(order, evicted):
             self._drop(name)
+        # A run is no reason to take what is below a floor.
+        idle = (name for name, is_above in order if is_above)
         at_once = 1 + num_pages // 16
         while evicted < _MOST_EVICTED * num_pages and self._pool.num_free_together < num_pages:
-            if evicted >= len(idle):
+            names = [*islice(idle, at_once)]
+            if not names:
                 return
-            for name in idle[evicted : evicted + at_once]:
+            for name in names:
                 self._drop(name)
             evicted += at_once
 

@@ -7,7 +7,7 @@ is **kept** under the name of the page that ends there, for prompts that begin t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from rapid.engines.kv.cache import KVCache, PagePool, PageRun
@@ -66,6 +66,21 @@ class RingPool:
         """Give back a ring."""
         self._rings.free([self._run(ring)])
 
+    def take_dirty(self) -> list[tuple[int, int]]:
+        """Return the slots of free rings that may hold numbers; they count as zero from now on."""
+        size = self.plan.ring_tokens
+        return [(ring * size, (ring + 1) * size) for ring in self._rings.take_dirty()]
+
+    def take_stale(self, held: Iterable[Ring]) -> list[tuple[int, int]]:
+        """Return the slots of rings in use that only earlier holders have written."""
+        spans: list[tuple[int, int]] = []
+        for ring in held:
+            index = self._run(ring).start
+            if self._rings.is_stale[index]:
+                spans += ring.spans(ring.stop, ring.start + ring.num_tokens)
+                self._rings.is_stale[index] = False
+        return spans
+
     def check_integrity(self, held: Iterable[Ring]) -> None:
         """Raise AssertionError unless exactly the rings of `held` have a holder, one each."""
         self._rings.check_integrity([self._run(ring)] for ring in held)
@@ -84,6 +99,7 @@ class KeptWindows:
         first, size = plan.num_rings * plan.ring_tokens, plan.kept_tokens
         self._free = [Ring(first + i * size, size, plan) for i in range(plan.num_kept)]
         self._places: OrderedDict[bytes, Ring] = OrderedDict()  # least recently used first
+        self._documents: dict[bytes, frozenset[str]] = {}  # in the prompt up to there
 
     @property
     def scratch(self) -> int:
@@ -108,19 +124,38 @@ class KeptWindows:
         ends = (indices[name] + 1 for name in self._places if name in indices)
         return max((end for end in ends if start < end <= stop), default=start)
 
-    def keep(self, name: bytes, ring: Ring, position: int) -> None:
+    def keep(self, name: bytes, ring: Ring, position: int, documents: Collection[str] = ()) -> None:
         """Copy the window of a ring before a position, the end of the page of this name."""
         if name not in self._places:
             if not self._free:
-                self._free.append(self._places.popitem(last=False)[1])
+                gone, place = self._places.popitem(last=False)
+                self._documents.pop(gone, None)
+                self._free.append(place)
+                if position < self.plan.kept_tokens:  # it leaves some of what was there
+                    self._zero(place)
             self._copy(ring, self._free[-1], position)
             self._places[name] = self._free.pop()
-        self._places.move_to_end(name)
+        self._use(name, documents)
 
-    def restore(self, name: bytes, ring: Ring, position: int) -> None:
+    def restore(
+        self, name: bytes, ring: Ring, position: int, documents: Collection[str] = ()
+    ) -> None:
         """Copy a kept window into a ring, as if the rows up to a position were computed."""
         self._copy(self._places[name], ring, position)
-        self._places.move_to_end(name)
+        self._use(name, documents)
+
+    def forget(self, documents: Collection[str]) -> int:
+        """Drop the windows of prompts that hold any of some documents, and overwrite them.
+
+        Returns their number.
+        """
+        names = [name for name, held in self._documents.items() if not held.isdisjoint(documents)]
+        for name in names:
+            del self._documents[name]
+            place = self._places.pop(name)
+            self._zero(place)
+            self._free.append(place)
+        return len(names)
 
     def fork(self, source: Ring, ring: Ring, position: int) -> None:
         """Copy the window before a position from one ring to another."""
@@ -129,6 +164,14 @@ class KeptWindows:
     def first_kept(self, position: int) -> int:
         """Return the first position of the window that is kept before a position."""
         return max(0, position - self.plan.kept_tokens)
+
+    def _zero(self, place: Ring) -> None:
+        self._cache.zero([(place.first, place.first + place.num_tokens)], of_rings=True)
+
+    def _use(self, name: bytes, documents: Collection[str]) -> None:
+        self._places.move_to_end(name)
+        if documents:
+            self._documents[name] = self._documents.get(name, frozenset()).union(documents)
 
     def _copy(self, source: Ring, destination: Ring, stop: int) -> None:
         start = self.first_kept(stop)

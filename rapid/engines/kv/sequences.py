@@ -58,6 +58,7 @@ class Sequence:
             Proposal
         ] = []  # of `draft_ids`; empty if they were not drafted to send
         self.num_offered = 0  # leading `draft_ids` that were handed out as a block
+        self.forced = set[int]()  # generated positions of those that were drafted without a forward
         self.num_computed = 0  # leading tokens whose KV is valid
         self.gap = Gap()
         self.log_odds = log_odds  # of judging so far (`rapid.speculation.fusion.update_log_odds`)
@@ -136,6 +137,9 @@ class Sequence:
             self.shaping.advance(token_ids)
         num_tokens = len(self.token_ids) + len(self.draft_ids)
         self.num_computed = min(self.num_computed, kept + len(self.draft_ids), num_tokens - 1)
+        if self.forced:
+            ahead = {each for each in self.forced if each >= self.num_generated}
+            self.forced = ahead if is_hit else set()
         return is_hit
 
     def drop_speculation(self) -> None:

@@ -28,6 +28,7 @@ from rapid.engines.parallel.orders import (
     CopySlots,
     Done,
     End,
+    ForgetPages,
     Forward,
     Load,
     Loaded,
@@ -38,6 +39,8 @@ from rapid.engines.parallel.orders import (
     ReadPage,
     UsePages,
     WritePage,
+    ZeroHostPages,
+    ZeroSlots,
 )
 from rapid.engines.parallel.pages import FollowingFiles
 
@@ -167,11 +170,16 @@ class Follower:
             case CopyPages(engine, pages, host_pages, is_restore):
                 cache = self._open[engine].runner.cache
                 self._host(engine).follow(cache, pages, host_pages, is_restore=is_restore)
+            case ZeroSlots(engine, spans, of_rings):
+                self._open[engine].runner.cache.zero(spans, of_rings=of_rings)
+            case ZeroHostPages(engine, numbers):
+                self._host(engine).wait()  # what landed on the first rank may be on its way here
+                self._host(engine).zero(numbers)
             case AwaitCopies(engine, number):
                 self._host(engine).await_copies(number)
             case OpenFiles(engine, number, context):
                 self._say(Done(number, self._open_files(engine, context)))
-            case ReadPage(engine) | WritePage(engine) | UsePages(engine):
+            case ReadPage(engine) | WritePage(engine) | UsePages(engine) | ForgetPages(engine):
                 files = self._open[engine].files if engine in self._open else None
                 if files is not None:
                     files.do(order)

@@ -38,6 +38,8 @@ from rapid.engines.parallel.orders import (
     Open,
     OpenFiles,
     PackedFeed,
+    ZeroHostPages,
+    ZeroSlots,
 )
 from rapid.engines.parallel.pages import LeadingDiskTier
 from rapid.errors import ConfigurationError, EngineFailed
@@ -175,6 +177,11 @@ class LeadingCache(KVCache):
         with self._gang.give_order(CopySlots(self._engine, sources, destinations, of_rings)):
             super().copy(sources, destinations, of_rings=of_rings)
 
+    @override
+    def zero(self, spans: Sequence[tuple[int, int]], *, of_rings: bool = False) -> None:
+        with self._gang.give_order(ZeroSlots(self._engine, spans, of_rings)):
+            super().zero(spans, of_rings=of_rings)
+
 
 class LeadingHostTier(HostTier):
     """The first rank's second tier, whose copies all ranks make."""
@@ -190,6 +197,11 @@ class LeadingHostTier(HostTier):
     def copy(self, cache: KVCache, pages: slice, host_pages: slice, *, is_restore: bool) -> Mark:
         with self.gang.give_order(CopyPages(self.engine, pages, host_pages, is_restore)):
             return super().copy(cache, pages, host_pages, is_restore=is_restore)
+
+    @override
+    def zero(self, pages: Sequence[int]) -> None:
+        with self.gang.give_order(ZeroHostPages(self.engine, pages)):
+            super().zero(pages)
 
     @override
     def take_landed(self) -> list[Move]:

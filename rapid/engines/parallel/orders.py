@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,6 +133,23 @@ class CopyPages:
 
 
 @dataclass(frozen=True, slots=True)
+class ZeroSlots:
+    """Overwrite slots of the KV with zeros; see `KVCache.zero`."""
+
+    engine: int
+    spans: Sequence[tuple[int, int]]
+    of_rings: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroHostPages:
+    """Overwrite pages of host memory with zeros; see `HostTier.zero`."""
+
+    engine: int
+    pages: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitCopies:
     """Begin the next forwards after the earliest launched copies; see `HostTier.await_copies`."""
 
@@ -158,6 +175,7 @@ class WritePage:
     name: bytes
     tenant: str
     host_page: int
+    documents: Collection[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +194,16 @@ class UsePages:
 
     engine: int
     names: Sequence[bytes]
+    documents: Collection[str]  # that stand in the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetPages:
+    """Remove the files of documents' pages; answered by whether they are gone."""
+
+    engine: int
+    number: int
+    documents: Collection[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +213,8 @@ class Beat:
 
 Order = (
     Load | Meet | Open | Close | End
-    | Forward | CopySlots | CopyPages | AwaitCopies
-    | OpenFiles | WritePage | ReadPage | UsePages | Beat
+    | Forward | CopySlots | CopyPages | ZeroSlots | ZeroHostPages | AwaitCopies
+    | OpenFiles | WritePage | ReadPage | UsePages | ForgetPages | Beat
 )  # fmt: skip
 
 

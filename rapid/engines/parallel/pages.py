@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from typing_extensions import override
@@ -13,10 +13,12 @@ from rapid.engines.kv.disk_tier import NUM_READERS, DiskTier, Job
 from rapid.engines.kv.host_tier import HostTier
 from rapid.engines.kv.page_files import PageFiles
 from rapid.engines.parallel.gang import Gang
-from rapid.engines.parallel.orders import Done, ReadPage, UsePages, WritePage
+from rapid.engines.parallel.orders import Done, ForgetPages, ReadPage, UsePages, WritePage
 from rapid.errors import EngineFailed
 
 logger = logging.getLogger(__name__)
+
+FileOrder = ReadPage | WritePage | UsePages | ForgetPages
 
 
 class LeadingDiskTier(DiskTier):
@@ -48,9 +50,8 @@ class LeadingDiskTier(DiskTier):
 
     @override
     def _write(self, job: Job) -> None:
-        others = self._gang.ask(
-            lambda number: WritePage(self._engine, number, job.name, job.tenant, job.host_page)
-        )
+        place = job.name, job.tenant, job.host_page, job.documents
+        others = self._gang.ask(lambda number: WritePage(self._engine, number, *place))
         try:
             super()._write(job)
         finally:
@@ -60,10 +61,18 @@ class LeadingDiskTier(DiskTier):
             raise OSError("another process of the model cannot write its part")
 
     @override
-    def _note_use(self, names: Sequence[bytes]) -> None:
+    def _note_use(self, names: Sequence[bytes], documents: Collection[str]) -> None:
         with contextlib.suppress(EngineFailed):  # the engine closes
-            self._gang.note(UsePages(self._engine, names))
-        super()._note_use(names)
+            self._gang.note(UsePages(self._engine, names, documents))
+        super()._note_use(names, documents)
+
+    @override
+    def _remove(self, documents: Collection[str]) -> int:
+        others = self._gang.ask(lambda number: ForgetPages(self._engine, number, documents))
+        num_found = super()._remove(documents)
+        if not others.result():
+            raise OSError("another process of the model cannot remove its part")
+        return num_found
 
 
 class FollowingFiles:
@@ -77,7 +86,7 @@ class FollowingFiles:
         self._writer = ThreadPoolExecutor(1, "rapid-disk")
         self._readers = ThreadPoolExecutor(NUM_READERS, "rapid-disk")
 
-    def do(self, order: ReadPage | WritePage | UsePages) -> None:
+    def do(self, order: FileOrder) -> None:
         """Begin what was told, after all copies that were told before."""
         if isinstance(order, ReadPage):
             self._readers.submit(self._answer, order)
@@ -89,7 +98,7 @@ class FollowingFiles:
         self._writer.shutdown(wait=False)
         self._readers.shutdown(wait=False)
 
-    def _answer(self, order: ReadPage | WritePage | UsePages) -> None:
+    def _answer(self, order: FileOrder) -> None:
         try:
             is_good = self._finish(order)
         except Exception:
@@ -98,14 +107,16 @@ class FollowingFiles:
         if not isinstance(order, UsePages):
             self._say(Done(order.number, is_good))
 
-    def _finish(self, order: ReadPage | WritePage | UsePages) -> bool:
+    def _finish(self, order: FileOrder) -> bool:
         if isinstance(order, UsePages):
-            for name in order.names:
-                self._files.use(name)
+            self._files.use_for(order.names, order.documents)
+            return True
+        if isinstance(order, ForgetPages):
+            self._files.forget(order.documents)
             return True
         self._host.wait()  # copies that landed on the first rank may be on their way on this one
         page = self._host.memory_of(order.host_page)
         if isinstance(order, ReadPage):
             return self._files.read(order.name, page)
-        self._files.write(order.name, order.tenant, page)
+        self._files.write(order.name, order.tenant, page, order.documents)
         return True

@@ -124,6 +124,8 @@ class SequenceWork(Work):
     def feed(self, limit: int) -> Feed:
         """Return the rows for the next forward: those left before the wanted ones, or these."""
         if not self.is_behind(limit):
+            if self.sequence.shaping is not None:
+                self.sequence.shaping.prepare(self._list_drafted(), self._num_wanted())
             return self._feed_wanted()
         num_rows = min(self._num_behind(), self._most_rows(limit))
         return self._rows(self.sequence.pending(num_rows), 0)

@@ -63,8 +63,31 @@ class Drafting(SequenceWork):
     @override
     def use(self, answer: Answer) -> None:
         drafted = cast(Proposed, answer)
-        self.sequence.draft_ids.append(drafted.token)
-        self.sequence.proposals.append((drafted.candidate_ids, drafted.candidate_probs))
+        self._list_drafted().append(drafted.token)
+        self._list_proposals().append((drafted.candidate_ids, drafted.candidate_probs))
+
+    def _list_proposals(self) -> list[Proposal]:
+        """Return the proposals of `_list_drafted`."""
+        return self.sequence.proposals
+
+    def add_forced(self) -> None:
+        """Draft what follows if it is the only token that may, which needs no forward.
+
+        Its proposal is the one that a forward would give. Its KV is computed with the next rows.
+        """
+        sequence, shaping, drafted = self.sequence, self.sequence.shaping, self._list_drafted()
+        if shaping is None:
+            return
+        shaping.advance(drafted)
+        while len(drafted) < self._num_tokens and not (drafted and self._is_block_over()):
+            token = shaping.find_forced()
+            if token is None:
+                break
+            sequence.forced.add(sequence.num_generated + len(drafted))
+            drafted.append(token)
+            self._list_proposals().append((np.array([token], np.int32), np.ones(1, np.float32)))
+            shaping.advance([token])
+        shaping.roll_back(len(drafted))
 
     def _hand_out(self, token_ids: list[int], proposals: list[Proposal]) -> None:
         """Finish with a block of drafted tokens."""
@@ -82,7 +105,7 @@ class Drafting(SequenceWork):
         """Return whether a block must end with the last drafted token."""
         # The answer ends after an end-of-sequence token that is accepted, and the block's judging
         # after one that is not, so no token after it could ever be judged.
-        token, proposed = self.sequence.draft_ids[-1], self.sequence.proposals[-1]
+        token, proposed = self._list_drafted()[-1], self._list_proposals()[-1]
         return token in self._eos_ids or ends_block(
             token, *proposed, self.lease.request.terms.speculation
         )
@@ -120,13 +143,17 @@ class Draft(Drafting):
             is_right = sequence.commit(self._verdict.token_ids, keeps_ahead=True)
             self.is_hit = is_right if had_more else None
         self._num_tokens = self._within_room(self._num_asked)
-        if sequence.draft_ids:
-            self._finish_if_long_enough()
+        self._go_on()
 
     @override
     def use(self, answer: Answer) -> None:
         super().use(answer)
-        self._finish_if_long_enough()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self.add_forced()
+        if self.sequence.draft_ids:
+            self._finish_if_long_enough()
 
     def _finish_if_long_enough(self) -> None:
         sequence = self.sequence
@@ -145,6 +172,7 @@ class Draft(Drafting):
         num_left = terms.max_tokens - sequence.num_generated
         num_tokens = min(sequence.num_offered + num_more, num_left, sequence.room)
         work = DraftAhead(self.lease, self.choice, num_tokens, self._eos_ids)
+        work.add_forced()
         return None if work.is_far_enough() else work
 
 
@@ -164,6 +192,7 @@ class DraftAhead(Drafting):
     @override
     def use(self, answer: Answer) -> None:
         super().use(answer)
+        self.add_forced()
         if self.is_far_enough():
             self.finish(None)
 
@@ -186,6 +215,8 @@ def draft_block(
 ) -> DraftBlock:
     """Return drafted tokens and their proposals, padded to one width, as a message."""
     shape = (len(proposals), max((len(ids) for ids, _ in proposals), default=0))
+    first = sequence.num_generated
+    num_forced = len(sequence.forced.intersection(range(first, first + len(token_ids))))
     candidate_ids = np.full(shape, -1, dtype=np.int32)
     candidate_probs = np.zeros(shape, dtype=np.float32)
     for row, (ids, probs) in enumerate(proposals):
@@ -194,12 +225,13 @@ def draft_block(
     return DraftBlock(
         lease_id=lease_id,
         choice=choice,
-        position=sequence.num_generated,
+        position=first,
         token_ids=np.asarray(token_ids, dtype=np.int32),
         candidate_ids=candidate_ids,
         candidate_probs=candidate_probs,
         draft_ms=draft_ms,
         digest=sequence.digest,
+        num_forced=num_forced,
     )
 
 

@@ -124,7 +124,8 @@ class Prefill(Work):
         found = self._kept.last(self._indices, page, cached)
         if found > page:
             name = self.lease.page_names[found - 1]
-            self._kept.restore(name, first.ring, found * self._page_tokens)
+            documents = self.lease.request.terms.documents
+            self._kept.restore(name, first.ring, found * self._page_tokens, documents)
         return found
 
     def _keep(self, first: Sequence, read: int) -> None:
@@ -134,7 +135,9 @@ class Prefill(Work):
         for point in sorted(self._points):
             position = point * self._page_tokens
             if read < position <= first.num_computed:
-                self._kept.keep(self.lease.page_names[point - 1], first.ring, position)
+                name = self.lease.page_names[point - 1]
+                documents = self.lease.request.terms.documents
+                self._kept.keep(name, first.ring, position, documents)
 
     @property
     @override

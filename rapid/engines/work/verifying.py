@@ -55,7 +55,11 @@ class Judging(SequenceWork):
         if candidates.size and not -1 <= candidates.min() <= candidates.max() < self._num_ids:
             raise BadRequest("the block proposes a token id beyond the vocabulary")
         sequence.drop_speculation()
-        sequence.draft_ids = token_ids[: self._num_wanted() - 1]
+        self._fit_block()
+        sequence.draft_ids = self._block.token_ids[: self._num_wanted() - 1].tolist()
+
+    def _fit_block(self) -> None:
+        """Change the block to what the answer's shaping allows, where its drafter could not."""
 
     @override
     def _num_wanted(self) -> int:
@@ -124,6 +128,29 @@ class Verify(Judging):
     ) -> None:
         super().__init__(lease, choice, block, num_ids)
         self._eos_ids = eos_ids
+        self._is_cut = False  # before the block's last token, which stands for none
+
+    @override
+    def _fit_block(self) -> None:
+        block, shaping, terms = self._block, self.sequence.shaping, self.lease.request.terms
+        # Blocks of engines follow it already, and a witness has a block of its own.
+        if shaping is None or block.digest is not None or terms.speculation.eta > 0:
+            return
+        drafted = block.token_ids.tolist()
+        kept = drafted[: shaping.count_allowed(drafted)]
+        num_kept, num_left = len(kept), terms.max_tokens - self.sequence.num_generated
+        most = min(terms.speculation.max_draft, num_left, self.sequence.room - 1)
+        shaping.advance(kept)
+        while len(kept) < most and self._eos_ids.isdisjoint(kept[-1:]):
+            token = shaping.find_forced()
+            if token is None:
+                break
+            kept.append(token)
+            shaping.advance([token])
+        shaping.roll_back(len(kept))
+        # The row of a token that may not come decodes the one that does.
+        self._is_cut = num_kept == len(kept) < len(drafted)
+        self._block = extend_block(block, num_kept + self._is_cut, kept[num_kept:])
 
     @override
     def _ask(self, logits: torch.Tensor) -> ToJudge:
@@ -135,7 +162,8 @@ class Verify(Judging):
     def use(self, answer: Answer) -> None:
         judgement = cast(Judgement, answer)
         self.commit(judgement)
-        self.finish(judgement.verdict(self._block, self.elapsed_ms))
+        verdict = judgement.verdict(self._block, self.elapsed_ms)
+        self.finish(replace(verdict, num_drafted=verdict.num_drafted - self._is_cut))
 
 
 class Witness(Judging):
@@ -187,3 +215,24 @@ class WitnessedVerify(Work):
         self._target.use(answer)
         self._witness.commit(cast(Judgement, answer))
         self.finish(self._target.result)
+
+
+def extend_block(block: DraftBlock, num_kept: int, forced: list[int]) -> DraftBlock:
+    """Return the first tokens of a block, and behind them some that are sure to come."""
+    width = max(block.candidate_ids.shape[1], 1)
+    ids = np.full((num_kept + len(forced), width), -1, np.int32)
+    probs = np.zeros(ids.shape, np.float32)
+    if num_kept:
+        ids[:num_kept], probs[:num_kept] = (
+            block.candidate_ids[:num_kept],
+            block.candidate_probs[:num_kept],
+        )
+    ids[num_kept:, 0], probs[num_kept:, 0] = forced, 1
+    token_ids = np.concatenate([block.token_ids[:num_kept], np.asarray(forced, np.int32)])
+    return replace(
+        block,
+        token_ids=token_ids,
+        candidate_ids=ids,
+        candidate_probs=probs,
+        num_forced=block.num_forced + len(forced),
+    )

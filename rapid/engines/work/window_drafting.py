@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import replace
-from typing import cast
 
 import torch
 from typing_extensions import override
@@ -19,7 +18,7 @@ from rapid.engines.attention.batch import Feed
 from rapid.engines.kv.lease import Lease
 from rapid.engines.kv.sequences import Proposal
 from rapid.engines.work.drafting import Drafting
-from rapid.speculation.questions import Answer, Proposed
+from rapid.speculation.questions import Answer
 
 
 class WindowDraft(Drafting):
@@ -41,12 +40,20 @@ class WindowDraft(Drafting):
         self._window = window
         self._token_ids: list[int] = []
         self._proposals: list[Proposal] = []
+        self._num_seen = 0  # of the last committed token and those, whose rows were computed
 
     @override
     def begin(self) -> None:
         super().begin()
         self.sequence.drop_speculation()
         self._num_tokens = self._within_room(self._num_tokens)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self.add_forced()
+        drafted = self._token_ids
+        if drafted and (len(drafted) == self._num_tokens or self._is_block_over()):
+            self._hand_out(drafted, self._proposals)
 
     @override
     def _fits(self, limit: int) -> bool:
@@ -56,9 +63,9 @@ class WindowDraft(Drafting):
     def _feed_wanted(self) -> Feed:
         sequence = self.sequence
         self._num_fed, self._is_behind = 0, False
-        last = (self._token_ids or sequence.token_ids)[-1]
-        position = len(sequence.token_ids) - 1 + len(self._token_ids)
-        return Feed([last], position, sequence.table, 1, self._unseen(position), sequence.ring)
+        token_ids = [sequence.token_ids[-1], *self._token_ids][self._num_seen :]
+        position = len(sequence.token_ids) - 1 + self._num_seen
+        return Feed(token_ids, position, sequence.table, 1, self._unseen(position), sequence.ring)
 
     @override
     def follow(self, feed: Feed, token: torch.Tensor) -> Feed:
@@ -75,9 +82,11 @@ class WindowDraft(Drafting):
         return self._token_ids
 
     @override
+    def _list_proposals(self) -> list[Proposal]:
+        return self._proposals
+
+    @override
     def use(self, answer: Answer) -> None:
-        drafted = cast(Proposed, answer)
-        self._token_ids.append(drafted.token)
-        self._proposals.append((drafted.candidate_ids, drafted.candidate_probs))
-        if len(self._token_ids) == self._num_tokens or drafted.token in self._eos_ids:
-            self._hand_out(self._token_ids, self._proposals)
+        self._num_seen = 1 + len(self._token_ids)
+        super().use(answer)
+        self._go_on()

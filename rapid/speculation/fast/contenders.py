@@ -130,11 +130,15 @@ def _filter(fused: Fused, draw: Draw) -> tuple[Fused, bool]:
     # Tokens below (1 - top_p) / vocab have less than 1 - top_p together, so the nucleus is among
     # the others. At least k tokens are as high as the k-th highest of the slices of a row.
     row, sampling = fused.row, draw.sampling
-    vocab, top_p = len(row.logits), sampling.top_p
+    vocab, top_p, is_cut_well = len(row.logits), sampling.top_p, True
     top_k = min(sampling.top_k or vocab, vocab)
+    if sampling.min_p > 0:
+        fused, is_cut_well = _drop_unlikely(fused, sampling.min_p)
     if top_k == vocab and top_p >= 1:
-        return fused, True
-    if top_k < vocab:
+        return fused, is_cut_well
+    if fused.is_all:
+        likely = fused.ids[:0]
+    elif top_k < vocab:
         likely = row.highest(top_k + len(fused.ids) + 1)
     else:
         least = (1 - top_p) * fused.total / (2 * vocab * fused.share)
@@ -146,7 +150,7 @@ def _filter(fused: Fused, draw: Draw) -> tuple[Fused, bool]:
     order = np.argsort(-weights)
     best = weights[order]
     total = fused.total if top_k == vocab else float(best[:top_k].sum())
-    num_kept, is_sure = min(top_k, len(best)), len(best) > top_k
+    num_kept, is_sure = min(top_k, len(best)), fused.is_all or len(best) > top_k
     if top_p < 1:
         before = (best[:num_kept].cumsum() - best[:num_kept]) / total
         close = 4 * fused.error + row.rounding
@@ -167,7 +171,29 @@ def _filter(fused: Fused, draw: Draw) -> tuple[Fused, bool]:
     return replace(
         fused, ids=ids[kept], weights=weights, slack=slack[kept],
         total=float(weights.sum()), error=2 * fused.error, is_all=True,
-    ), is_sure  # fmt: skip
+    ), is_sure and is_cut_well  # fmt: skip
+
+
+def _drop_unlikely(fused: Fused, min_p: float) -> tuple[Fused, bool]:
+    """Return the weights of at least `min_p` times the highest, and whether they are these."""
+    row, weights, slack = fused.row, fused.weights, fused.slack
+    peaks = fused.without_own(row.at_least(1 / row.total))
+    best = max(weights.max(initial=0), fused.others(row.probs(peaks)).max(initial=0))
+    least = min_p * float(best) / fused.share * (1 - MOST_ERROR)
+    others = fused.without_own(row.at_least(least * math.exp(-fused.sharpening * least)))
+    ids = np.concatenate([fused.ids, others])
+    weights = np.concatenate([weights, fused.others(row.probs(others))])
+    slack = np.concatenate([slack, np.zeros(len(others))])
+    close = 2 * row.rounding * (1 + fused.sharpening)
+    is_kept = weights >= min_p * weights.max()
+    is_close = weights + slack >= min_p * (weights - slack).max() * (1 - close)
+    is_close &= weights - slack <= min_p * (weights + slack).max() * (1 + close)
+    is_close[weights.argmax()] = False  # the best one stays
+    kept = weights[is_kept]
+    return replace(
+        fused, ids=ids[is_kept], weights=kept, slack=slack[is_kept],
+        total=float(kept.sum()), error=2 * fused.error, is_all=True,
+    ), not is_close.any()  # fmt: skip
 
 
 def _settle(fused: Fused, told: Proposal, drafted: int, draw: Draw) -> tuple[int, bool, bool]:

@@ -45,6 +45,7 @@ PROPOSAL = np.dtype(
         ("temperature", np.float64),
         ("top_p", np.float64),
         ("top_k", np.int64),  # at most the size of the vocabulary
+        ("min_p", np.float64),
         ("keys", np.int64, 3),  # of the noise of the token that is drawn
         ("is_random", np.int64),  # 0 for a greedy one
     ]

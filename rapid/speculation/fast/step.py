@@ -152,7 +152,9 @@ def has_kernels(device: torch.device) -> bool:
             questions: list[Question] = []
             for temperature in (0.0, 0.7):
                 # Stand-ins, as `rapid.config` needs pydantic, which the GPU benchmark does without.
-                sampling = SimpleNamespace(temperature=temperature, top_k=None, top_p=top_p, seed=0)
+                sampling = SimpleNamespace(
+                    temperature=temperature, top_k=None, top_p=top_p, min_p=0.0, seed=0
+                )
                 draw = Draw(cast(Any, sampling), cast(Any, _CHECKED), 0, 0)
                 ids, probs = proposal(logits[0], draw)
                 block = DraftBlock("check", 0, 0, ids[:1], ids[None], probs[None])

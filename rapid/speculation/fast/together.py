@@ -134,13 +134,14 @@ class Proposing:
         ]
 
     def _send_settings(self) -> torch.Tensor:
-        """Return words of each row: temperature and top_p as float64, top_k, keys, not greedy."""
+        """Return words of each row: `row_tables.PROPOSAL`."""
         draws, vocab = [question.draw for question in self.questions], self._vocab
         table = np.zeros(len(draws), dtype=row_tables.PROPOSAL)
         for name, value in (
             ("temperature", [draw.temperature for draw in draws]),
             ("top_p", [draw.sampling.top_p for draw in draws]),
             ("top_k", [draw.sampling.top_k or vocab for draw in draws]),
+            ("min_p", [draw.sampling.min_p for draw in draws]),
             ("is_random", [not draw.is_greedy for draw in draws]),
         ):
             table[name] = value
@@ -156,7 +157,7 @@ class Proposing:
         numbers = settings.view(torch.float64)
         probs = torch.softmax(logits.double() / numbers[:, :1], dim=-1)
         if _is_filtered(draw.sampling, self._vocab):
-            probs = _filter_rows(probs, settings[:, 2:3], numbers[:, 1:2])
+            probs = _filter_rows(probs, settings[:, 2:3], numbers[:, 1:2], numbers[:, 3:4])
         size = draw.speculation.draft_top_k
         if size is None or size >= self._vocab:
             ids = torch.arange(self._vocab, device=probs.device).expand(probs.shape)
@@ -172,8 +173,11 @@ class Proposing:
 Batch = Deciding | Proposing
 
 
-def _filter_rows(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+def _filter_rows(
+    probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> torch.Tensor:
     """Return what `filter_probs` returns of each row, by filters of its own [n, 1]."""
+    probs = probs * (probs >= min_p * probs.amax(dim=-1, keepdim=True))
     best, order = probs.sort(dim=-1, descending=True, stable=True)
     best.masked_fill_(torch.arange(best.shape[-1], device=best.device) >= top_k, 0)
     best = best / best.sum(dim=-1, keepdim=True)
@@ -187,13 +191,15 @@ def _draft(ids: Int32Array, probs: Float32Array, draw: Draw) -> Proposed:
 
 
 def _is_filtered(sampling: SamplingConfig, vocab: int) -> bool:
-    return sampling.top_p < 1 or (sampling.top_k or vocab) < vocab
+    return sampling.top_p < 1 or sampling.min_p > 0 or (sampling.top_k or vocab) < vocab
 
 
 def _is_within_reach(question: ToDecode | ToJudge) -> bool:
     top_k, vocab = question.draw.sampling.top_k, question.logits.shape[-1]
     if top_k is not None and row_kernels.SORTED.value <= top_k < vocab:
         return False  # the filter's border is looked for among fewer tokens
+    if question.draw.sampling.min_p > 0:
+        return False  # its border is looked for by the specification alone
     if isinstance(question, ToDecode):
         return question.num_logprobs is None
     return is_within_reach(question)

@@ -14,7 +14,7 @@ import pytest
 
 from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig
-from rapid.messages import Finished, Reading, TextDelta
+from rapid.events import Finished, Reading, TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 
 ASK: dict[str, Any] = {
@@ -91,6 +91,25 @@ async def test_they_read_the_whole_answer(parse: Any) -> None:
     assert done == "[DONE]"
     assert "".join(each["choices"][0]["delta"].get("content", "") for each in chunks) == TEXT
     assert usage["usage"]["completion_tokens"] == 8
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "filling"),
+    [
+        ("/v1/completions", {"prompt": "Hi"}, b"\n\n"),
+        ("/v1/responses", {"input": "Hi"}, b"\n\n"),
+        ("/v1/messages", {"messages": ASK["messages"], "max_tokens": 9}, b"event: ping"),
+    ],
+)
+async def test_progress_fills_silence_in_every_dialect(path: str, asked: Any, filling: bytes):
+    script = [STARTED, *[Reading(1, 4)] * 3, TextDelta(0, TEXT, (), "stop"), Finished(receipt())]
+    sent: list[bytes] = []
+    for steps in (script, [each for each in script if not isinstance(each, Reading)]):
+        transport = httpx.ASGITransport(Ingress(ScriptedOrchestrator(*steps), ApiConfig(model="m")))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            answer = await http.post(path, json=asked | {"model": "m", "stream": True})
+        sent.append(answer.content)
+    assert sent[0].count(filling) == sent[1].count(filling) + 3
 
 
 async def test_comments_swallow_nothing() -> None:

@@ -3,57 +3,50 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
+from anthropic.types.message_count_tokens_params import MessageCountTokensParams
+from anthropic.types.message_create_params import MessageCreateParamsBase
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
+from openai.types.completion_create_params import CompletionCreateParamsBase as OlderParams
+from openai.types.responses.input_token_count_params import InputTokenCountParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
-from deployments.api.chat.chat_request import ChatRequest
-from deployments.api.chat.parsing import parse_chat_request
+from deployments.api.dialects.chat.chat_request import ChatRequest, RapidOptions
+from deployments.api.dialects.chat.parsing import CHAT_FIELDS, parse_chat_request, parse_question
+from deployments.api.dialects.completions.completion_dialect import COMPLETION_FIELDS
+from deployments.api.dialects.messages.messages_request import MESSAGES_FIELDS, read_messages
+from deployments.api.dialects.responses.responses_request import RESPONSES_FIELDS, read_body
+from deployments.api.http.field_table import FieldTable
+from deployments.config.api_config import ApiConfig
+from rapid.constraints.structured_outputs import compile_schema
 from rapid.errors import BadRequest
+from tests.deployments.api.peer_fields import CHAT_PEERS
 
-IGNORED = {  # for accounts, caches and routes of OpenAI, which change no answer
-    "metadata",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "user",
-}
 REFUSED: dict[str, Any] = {
     "add_generation_prompt": False,
     "add_special_tokens": True,
-    "allowed_token_ids": [1],
     "audio": {"voice": "alloy", "format": "wav"},
-    "bad_words": ["a"],
     "detokenize": False,
     "ebnf": "root ::= 'a'",
-    "frequency_penalty": 1,
     "function_call": {"name": "f"},
     "functions": [{"name": "f"}],
     "grammar": "root ::= 'a'",
-    "guided_choice": ["yes", "no"],
     "guided_decoding_backend": "xgrammar",
-    "guided_grammar": "root ::= 'a'",
-    "guided_json": {},
-    "guided_regex": "a",
     "guided_whitespace_pattern": " ",
-    "include_reasoning": False,
     "json_schema": {"type": "object"},
     "logits_processors": ["a.b"],
     "logprob_token_ids": [1],
-    "min_p": 0.1,
     "mirostat": 2,
     "modalities": ["text", "audio"],
     "moderation": {"model": "omni"},
     "n_predict": 5,
     "prediction": {"type": "content", "content": "a"},
-    "presence_penalty": 1,
-    "reasoning_effort": "low",
     "regex": "a",
     "repeat_penalty": 1.1,
     "repetition_detection": {"max_pattern_size": 3},
-    "response_format": {"type": "json_object"},
     "return_token_ids": True,
     "return_tokens_as_token_ids": True,
     "service_tier": "flex",
@@ -61,9 +54,6 @@ REFUSED: dict[str, Any] = {
     "spaces_between_special_tokens": False,
     "stop_regex": ["a"],
     "store": True,
-    "thinking_token_budget": 5,
-    "tool_choice": "required",
-    "tools": [{"type": "function"}],
     "truncation_side": "left",
     "verbosity": "low",
     "vllm_xargs": {"a": 1},
@@ -74,8 +64,10 @@ NEUTRAL: dict[str, Any] = {
     "add_generation_prompt": True,
     "add_special_tokens": False,
     "guided_choice": None,
-    "include_reasoning": True,
-    "parallel_tool_calls": True,
+    "guided_json": None,
+    "allowed_token_ids": [],
+    "bad_words": [],
+    "stop_token_ids": [],
     "regex": None,
     "return_token_ids": False,
     "service_tier": "auto",
@@ -102,9 +94,133 @@ def test_values_that_ask_for_nothing_pass() -> None:
     assert parse(NEUTRAL) == parse({})
 
 
-def test_every_field_of_openais_sdk_is_classified() -> None:
-    """A new one must be honoured, refused or named here among those that change no answer."""
-    known = {*ChatRequest.model_fields, *REFUSED, *NEUTRAL, *IGNORED}
-    assert CompletionCreateParamsBase.__annotations__.keys() - known == set()
-    assert CompletionCreateParamsBase.__annotations__.keys() >= IGNORED
-    assert not IGNORED & ChatRequest.model_fields.keys()
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"json": {"type": "object"}}},
+        {"guided_json": {"type": "object"}},
+    ],
+)
+def test_every_name_of_a_form_arrives_as_one_grammar(fields: dict[str, Any]) -> None:
+    grammar = parse(fields).as_generate_request("1", "a").grammar
+    assert grammar == compile_schema({"type": "object"})
+    assert parse({"response_format": {"type": "text"}}).grammar is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_grammar": "root ::= 'a'"}, "guided_grammar"),
+        ({"guided_json": {"not": {}}}, "guided_json"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag"),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_a_form_that_cannot_be_kept_is_refused_by_its_name(
+    fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse(fields)
+    assert refused.value.param == param
+
+
+KNOWN = {"OpenAI": frozenset(CompletionCreateParamsBase.__annotations__)} | CHAT_PEERS
+
+
+@pytest.mark.parametrize("server", KNOWN)
+def test_every_field_of_other_servers_is_classified(server: str) -> None:
+    """A new one must be honoured, refused or named among those that change no answer."""
+    elsewhere = RapidOptions.model_fields  # refused, with the object they belong into
+    unknown = {name for name in KNOWN[server] if CHAT_FIELDS.find_class(name) is None}
+    assert unknown <= elsewhere.keys()
+
+
+@pytest.mark.parametrize(
+    ("table", "fields"),
+    [
+        (RESPONSES_FIELDS, ResponseCreateParamsBase),
+        (RESPONSES_FIELDS, InputTokenCountParams),
+        (MESSAGES_FIELDS, MessageCreateParamsBase),
+        (MESSAGES_FIELDS, MessageCountTokensParams),
+        (COMPLETION_FIELDS, OlderParams),
+    ],
+)
+def test_every_field_of_the_sdks_is_classified_in_other_dialects(
+    table: FieldTable, fields: Any
+) -> None:
+    names = {*fields.__annotations__} - {"personality"}  # a beta of OpenAI's own prompts
+    assert {name for name in names if table.find_class(name) is None} == set()
+    assert not {*table.honoured} & {*table.refused, *table.ignored, *table.renamed}
+    assert not {*table.refused} & {*table.ignored, *table.renamed}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("max_tokens", 5, "max_tokens is called max_output_tokens here."),
+        ("logprobs", True, "logprobs is not supported yet: leave it out."),
+        ("mode", "plain", "mode belongs into the object 'rapid'"),
+    ],
+)
+def test_a_field_that_would_do_nothing_is_refused_by_its_name(
+    name: str, value: Any, told: str
+) -> None:
+    with pytest.raises(BadRequest, match=re.escape(told)) as refused:
+        read_body({"model": "m", "input": "Hi", name: value})
+    assert refused.value.param == name
+
+
+def test_no_field_has_two_classes_and_none_is_listed_for_nobody() -> None:
+    table = CHAT_FIELDS
+    assert not {*table.refused, *table.ignored} & {*table.honoured}
+    assert not {*table.refused} & {*table.ignored}
+    named = set().union(*KNOWN.values())
+    assert {*table.ignored} <= named
+    assert {*table.refused} - {"modalities"} <= named | {*REFUSED}
+
+
+@pytest.mark.parametrize("name", sorted(CHAT_FIELDS.refused))
+def test_each_refused_field_has_its_neutral_values(name: str) -> None:
+    for usual in CHAT_FIELDS.refused[name]:
+        assert parse({name: usual}) == parse({})
+    for value in ({"not": "neutral"}, -7, "x y"):
+        with pytest.raises(BadRequest, match=f"^{name} is not supported yet"):
+            parse({name: value})
+
+
+def test_what_is_ignored_is_named_for_the_receipt() -> None:
+    given = {"user": "u", "metadata": {"a": "b"}, "never_heard_of": 1, "store": False, "rid": None}
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True} | given
+    body["stream_options"] = {"include_usage": True, "include_obfuscation": False}
+    config = ApiConfig(model="m")
+    _, sent = parse_question(json.dumps(body).encode(), config, "r", "t")
+    assert sent.ignored == (
+        "user", "metadata", "never_heard_of", "stream_options.include_obfuscation",
+    )  # fmt: skip
+
+
+def test_many_and_long_names_are_not_echoed_whole() -> None:
+    table = FieldTable((), {})
+    assert table.list_ignored({"x" * 100: 1}) == ("x" * 64,)
+    assert len(table.list_ignored({str(each): 1 for each in range(1000)})) == 64
+
+
+def test_other_dialects_name_what_they_ignore_as_well() -> None:
+    said = [{"role": "user", "content": "Hi"}]
+    own = {"metadata": {"user_id": "u"}, "never_heard_of": 1}
+    fields = {"model": "m", "max_tokens": 5, "messages": said} | own
+    asked = read_messages(fields, ApiConfig(model="m")).chat
+    assert {*asked.as_generate_request("r", "t").ignored} == own.keys()

@@ -11,7 +11,8 @@ import pytest
 from deployments.api.ingress import DIALECTS, Ingress
 from deployments.config.api_config import ApiConfig
 from rapid.errors import BadRequest, OrchestratorLost, Overloaded
-from rapid.messages import GenerateRequest, Message, TextDelta
+from rapid.events import TextDelta
+from rapid.messages import GenerateRequest, Message
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator
 
 

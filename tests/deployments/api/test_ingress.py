@@ -26,7 +26,7 @@ from rapid.errors import (
     PromptTooLong,
     TargetUnavailable,
 )
-from rapid.messages import Finished, Reading, TextDelta
+from rapid.events import Finished, Reading, TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 from tests.deployments.serving import served
 
@@ -104,6 +104,7 @@ class TestWhole:
             "completion_tokens": 8,
             "total_tokens": 108,
             "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         }
         assert body["metrics"]["speculative_decoding"] == {
             "mean_acceptance_length": 8 / 3,
@@ -133,6 +134,7 @@ class TestWhole:
             "mean_draft_length": 3.0,
             "drafted": 9,
             "accepted": 6,
+            "forced": 0,
             "bonus": 0,
             "refreshes": 0,
             "witness_tokens": 0,
@@ -420,7 +422,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": None}, "messages"),
     ({"messages": "Hi"}, "messages"),
     ({"messages": [{"role": "system", "content": "Hi"}]}, "messages"),
-    ({"messages": [{"role": "tool", "content": "Hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "Hi"}]}, "messages[0]"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
@@ -437,7 +439,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"top_p": float("inf")}, "top_p"),
     ({"top_k": False}, "top_k"),
     ({"top_k": -2}, "top_k"),
-    ({"priority": 1}, "priority"),
+    ({"priority": "first"}, "priority"),
     ({"cache_salt": ""}, "cache_salt"),
     ({"cache_salt": "x" * 257}, "cache_salt"),
     ({"model": "x" * 257}, "model"),
@@ -456,14 +458,17 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"presence_penalty": 0.1}, "presence_penalty"),
+    ({"presence_penalty": 2.1}, "presence_penalty"),
     ({"presence_penalty": False}, "presence_penalty"),
     ({"echo": 0}, "echo"),
-    ({"frequency_penalty": -1}, "frequency_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"min_tokens": 3, "max_tokens": 2}, "min_tokens"),
+    ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
+    ({"min_tokens": 3, "guided_regex": "a"}, "min_tokens"),
     ({"logit_bias": {"5": 101}}, "logit_bias"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"functions": [{}]}, "functions"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"rapid": "fused"}, "rapid"),
     ({"rapid": {"gamma": 5}}, "rapid.gamma"),
     ({"rapid": {"mode": "exact"}}, "rapid.mode"),
@@ -600,6 +605,25 @@ class TestRoutes:
         assert missing.status_code == 404
         assert missing.json()["error"]["code"] == "model_not_found"
 
+    async def test_a_path_may_end_with_a_slash(self):
+        async with client(ingress(ScriptedOrchestrator())) as http:
+            for path in ("/v1/models", f"/v1/models/{MODEL}", "/ready"):
+                assert (await http.get(f"{path}/")).json() == (await http.get(path)).json()
+            assert (await http.post(f"{CHAT}/", json=ASK)).status_code == 200
+            assert (await http.get("/")).status_code == 404
+
+    async def test_an_answer_after_its_deadline_is_of_no_use(self):
+        never = ScriptedOrchestrator(STARTED, asyncio.Event())
+        async with client(ingress(never)) as http:
+            late = await http.post(CHAT, json=ASK, headers={"x-request-deadline": "0"})
+            wrong = await http.post(CHAT, json=ASK, headers={"x-request-deadline": "soon"})
+        error = late.json()["error"]
+        assert (late.status_code, error["code"]) == (504, "deadline_passed")
+        assert late.headers["x-should-retry"] == "false"
+        assert not error["retryable"]
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "x-request-deadline")
+        assert never.given_up.is_set()
+
     async def test_the_card_tells_the_context_that_is_configured(self):
         async with client(ingress(ScriptedOrchestrator(), max_model_len=4096)) as http:
             (card,) = (await http.get("/v1/models")).json()["data"]
@@ -646,7 +670,7 @@ class TestRoutes:
         [
             ("GET", "/", 404),
             ("GET", "/v1/files", 404),
-            ("POST", "/v1/completions", 404),
+            ("POST", "/v1/moderations", 404),
             ("GET", CHAT, 405),
             ("DELETE", "/v1/models", 405),
             ("POST", "/health", 405),

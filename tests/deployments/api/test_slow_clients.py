@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api.chat import parsing
+from deployments.api.dialects.chat import parsing
 from deployments.api.http.bodies import BodyPace
 from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig, ApiKey

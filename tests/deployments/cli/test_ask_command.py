@@ -19,7 +19,7 @@ from deployments.config.api_config import ApiConfig, ApiKey, ModelCard
 from deployments.config.tenants import hash_key
 from rapid.embedded.generator import generate_document
 from rapid.errors import EngineFailed, Overloaded, PromptTooLong, TargetUnavailable
-from rapid.messages import Finished, Reading, TextDelta
+from rapid.events import Finished, Reading, TextDelta
 from rapid.receipt import ChunkUsed, Explanation
 from rapid.replay import read_receipt
 from tests.deployments.cli.command import rapid

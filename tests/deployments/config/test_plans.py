@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import typing
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ OTHERS = {
     "canary": CanaryConfig(application="next", share=0.1),
     "keys": (ApiKey(tenant="a", sha256="0" * 64),),
     "tenant_weights": {"a": 2},
+    "allowed_origins": ("https://app.example",),
 }
 DEPLOYMENTS = {
     "target": "Target",
@@ -151,6 +153,11 @@ def serves_versions(config: ServeConfig) -> dict[str, DeploymentVersion]:
     return versions
 
 
+@functools.cache
+def plans_of_config() -> Any:
+    return deployment_plans(CONFIG)
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_an_edit_does_what_the_table_says(setting: str) -> None:
     new = edited(CONFIG, setting)
@@ -161,7 +168,7 @@ def test_an_edit_does_what_the_table_says(setting: str) -> None:
         rolled = {DEPLOYMENTS[setting.partition(".")[0]]}
     else:
         rolled = set(effect.removeprefix("rolls ").split(", "))
-    done = effects(deployment_plans(CONFIG), deployment_plans(new))
+    done = effects(plans_of_config(), deployment_plans(new))
     assert {name for name, each in done.items() if each == "rolls"} == rolled
     assert done, f"an edit of {setting} reaches no deployment"
     assert restarted(CONFIG, new) == rolled
@@ -187,7 +194,7 @@ def test_another_kind_of_drafter(drafter: str, done: dict[str, str]) -> None:
     )
     done = done | {"Orchestrator": "rolls"}
     new = CONFIG.model_copy(update={"drafter": drafter})
-    assert effects(deployment_plans(CONFIG), deployment_plans(new)) == done
+    assert effects(plans_of_config(), deployment_plans(new)) == done
     assert restarted(CONFIG, new) == {name for name, each in done.items() if each == "rolls"}
 
 
@@ -196,12 +203,12 @@ def test_a_model_that_is_not_embedded_any_more() -> None:
     target = CONFIG.target
     engine = target.engine.model_copy(update={"model": "embedded:target"})
     embedded = CONFIG.model_copy(update={"target": target.model_copy(update={"engine": engine})})
-    assert effects(deployment_plans(embedded), deployment_plans(CONFIG))["Ingress"] == "live"
+    assert effects(deployment_plans(embedded), plans_of_config())["Ingress"] == "live"
 
 
 def test_an_unchanged_application_changes_nothing() -> None:
     again = ServeConfig.model_validate(CONFIG.model_dump(exclude_unset=True))
-    assert effects(deployment_plans(CONFIG), deployment_plans(again)) == {}
+    assert effects(plans_of_config(), deployment_plans(again)) == {}
     assert restarted(CONFIG, again) == set()
 
 

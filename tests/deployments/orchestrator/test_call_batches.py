@@ -14,6 +14,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostErro
 
 from cluster.leases import HeldLease
 from deployments.orchestrator.call_batches import CallSlot, SharedCalls, find_shared_calls
+from deployments.orchestrator.lease_queue import LeaseQueue
 from deployments.orchestrator.ray_pools import RayLease
 from deployments.orchestrator.ray_verifiers import RayDrafter, RayVerifier, VerifierSettings
 from deployments.pools.shared_calls import Mailboxes
@@ -324,7 +325,7 @@ async def test_a_block_whose_bytes_do_not_come_is_overdue(
     monkeypatch.setattr("deployments.orchestrator.engine_calls._LOOK_S", 0.01)
     pair = Pair()
     pair.drafter.holds_back = asyncio.Event()
-    rounds = [pair.round(name, patience=0.05) for name in "ab"]
+    rounds = [pair.round(name, patience=0.5) for name in "ab"]
     await turns()
     pair.drafting.end(da="A", db="B")
     for each in rounds:
@@ -412,7 +413,8 @@ def test_drafts_share_calls_where_their_blocks_are_small(
 ) -> None:
     settings = VerifierSettings(Patience(30), "target", frozenset())
     request = lease_request(speculation=SpeculationConfig(**speculation))
-    lease = RayLease(HeldLease("d", actor, 0.0, "drafter"), request, settings, DrafterUnavailable)
+    held, queue = HeldLease("d", actor, 0.0, "drafter"), LeaseQueue(1)
+    lease = RayLease(held, request, settings, DrafterUnavailable, queue)
     assert (lease.drafter(0)._calls is not None) == are_shared
 
 

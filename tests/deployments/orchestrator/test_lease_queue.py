@@ -11,6 +11,7 @@ from deployments.orchestrator.lease_queue import LeaseQueue
 from deployments.orchestrator.ray_pools import RayPool
 from deployments.orchestrator.ray_verifiers import VerifierSettings
 from rapid.config import SamplingConfig, SpeculationConfig
+from rapid.engine_status import LeaseUsage
 from rapid.errors import Overloaded, TargetUnavailable, TooManyRequests
 from rapid.estimators import Patience
 from rapid.messages import LeaseRequest, Terms, as_prompt
@@ -75,6 +76,19 @@ async def test_a_crowd_of_one_tenant_does_not_stand_before_another() -> None:
         await callers.end(next(iter(callers.holding)))
     # Before it came the two that held leases and the four that stood in Serve's queue.
     assert len(pool.entered) <= 2 + 4 + 2
+    await callers.close()
+
+
+async def test_who_has_used_less_of_the_engines_comes_first() -> None:
+    pool = FullPool(1)
+    callers = Callers(pool)
+    await callers.ask(*names("a", 7), *names("b", 4))
+    for tenant, busy_s in (("a", 5.0), ("b", 0.1)):
+        terms = Terms(tenant, SamplingConfig(), SpeculationConfig(), 8)
+        callers.queue.charge(LeaseRequest(tenant, terms, as_prompt([1])), LeaseUsage(busy_s))
+    while callers.holding:
+        await callers.end(next(iter(callers.holding)))
+    assert pool.entered[5:] == ["b0", "b1", "b2", "b3", "a5", "a6"]
     await callers.close()
 
 

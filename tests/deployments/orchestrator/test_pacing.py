@@ -9,7 +9,7 @@ import pytest
 
 from deployments.orchestrator.pacing import join_deltas, pace
 from rapid.errors import TargetUnavailable
-from rapid.messages import GenerationEvent, Reading, Started, TextDelta, TokenText
+from rapid.events import GenerationEvent, Reading, Started, TextDelta, TokenText
 
 STARTED = Started("plain", "asked for", "target", "asked for")
 NEVER_S = 1000.0

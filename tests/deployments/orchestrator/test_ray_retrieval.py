@@ -11,8 +11,15 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from cluster.circuit_breaker import CircuitBreaker
 from deployments.orchestrator.ray_retrieval import RayRetrieval, affinity
-from rapid.errors import DrafterUnavailable, EngineFailed, RetrievalPending
-from rapid.messages import Document, Reading, Tell
+from rapid.errors import (
+    BadRequest,
+    DrafterUnavailable,
+    EngineFailed,
+    RetrievalPending,
+    RetrievalUnavailable,
+)
+from rapid.events import Reading, Tell
+from rapid.messages import Document
 
 DOCUMENTS = [Document("note", "It rains."), Document("book", "It was a dark and stormy night.")]
 FOUND = SimpleNamespace(chunks=(), cleared_floor=False, is_evidence=False)
@@ -219,3 +226,52 @@ async def test_what_a_replica_says_is_passed_on_and_it_keeps_the_call(
     assert router.num_moves == 1  # it was not looked for another replica
     handle = Handle([*said, FOUND])
     assert await asked(handle) is FOUND
+
+
+class EmbedHandle:
+    """A handle of a retriever that makes of texts what a test gives, or nothing."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer, self.embed = answer, self
+        self.is_cancelled = False
+
+    def options(self, *, session_id: str) -> EmbedHandle:
+        assert session_id == "acme"
+        return self
+
+    def remote(self, call_id: str, *asked: object) -> EmbedHandle:
+        assert asked == ("acme", ("a",), "m", None)
+        return self
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def __await__(self) -> Any:
+        return self._answer().__await__()
+
+    async def _answer(self) -> object:
+        await asyncio.sleep(30 if self.answer is None else 0)
+        if isinstance(self.answer, ValueError | ActorDiedError):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (BadRequest("no dense vectors", "model"), BadRequest),
+        (ValueError("a bug"), EngineFailed),
+        (LOST, RetrievalUnavailable),
+        (None, RetrievalUnavailable),
+    ],
+)
+async def test_vectors_that_cannot_be_had_are_refused(answer: object, error: type) -> None:
+    handle = EmbedHandle(answer)
+    with pytest.raises(error):
+        await RayRetrieval(handle, 0.05).embed("acme", ["a"], "m", None)  # type: ignore[arg-type]
+    assert handle.is_cancelled == (answer is None)
+
+
+async def test_vectors_are_passed_on() -> None:
+    retrieval = RayRetrieval(EmbedHandle("vectors"), 5)  # type: ignore[arg-type]
+    assert await retrieval.embed("acme", ["a"], "m", None) == "vectors"  # type: ignore[comparison-overlap]

@@ -13,7 +13,7 @@ from deployments.orchestrator.ray_pools import RayPool
 from deployments.orchestrator.ray_services import RayServices
 from rapid.checkpoints.text import ChatText
 from rapid.config import SamplingConfig, SpeculationConfig
-from rapid.errors import Overloaded, TooManyRequests
+from rapid.errors import Overloaded, RetrievalUnavailable, TooManyRequests
 from rapid.messages import LeaseRequest, Terms, as_prompt
 from tests.deployments.orchestrator.full_pool import FullPool, settled
 from tests.ray_cluster import FAKE_CONFIG, question
@@ -95,6 +95,14 @@ async def test_prompts_of_old_and_new_settings_wait_for_the_same_threads() -> No
         await after.target_prompt(question("late"), 100)
 
 
+async def test_without_a_retriever_nothing_is_embedded() -> None:
+    text = ChatText.load("embedded:target")
+    shared = RayServices(FullPool(1), None, None, text, text)  # type: ignore[arg-type]
+    shared.under(config())
+    with pytest.raises(RetrievalUnavailable, match="Nothing is embedded here"):
+        await shared.embed("acme", ["a"], None)
+
+
 async def test_pools_that_are_one_have_one_line() -> None:
     target = FullPool(1)
     text = ChatText.load("embedded:target")
@@ -108,3 +116,14 @@ async def test_pools_that_are_one_have_one_line() -> None:
         await hold(pools.alone, "rag", done)
     done.set()
     await asyncio.gather(*waiting)
+
+
+async def test_nothing_is_read_ahead_while_requests_wait() -> None:
+    shared, done = over(FullPool(1)), asyncio.Event()
+    shared.check_idle()
+    waiting = await crowd(shared.under(config()).pools.target, 8, done)
+    with pytest.raises(Overloaded):
+        shared.check_idle()
+    done.set()
+    await asyncio.gather(*waiting)
+    shared.check_idle()

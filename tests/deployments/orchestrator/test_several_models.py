@@ -14,7 +14,8 @@ from deployments.orchestrator.ray_services import RayServices
 from deployments.pools.engine_actor import load_engine
 from rapid.answering.request import RequestRun
 from rapid.checkpoints.text import ChatText
-from rapid.messages import Document, Finished, GenerateRequest, Message, TextDelta
+from rapid.events import Finished, TextDelta
+from rapid.messages import Document, GenerateRequest, Message
 from tests.local_pools import LocalPool, LocalRetriever
 
 ENGINE = {

@@ -8,13 +8,21 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deployments import metrics
 from deployments.pools import retriever_replica
 from rapid.checkpoints.text import ChatText
-from rapid.errors import RapidError, RetrievalPending
-from rapid.messages import Document, Reading, Tell
+from rapid.errors import (
+    BadRequest,
+    RapidError,
+    RetrievalPending,
+    RetrievalUnavailable,
+    UnknownModel,
+)
+from rapid.events import Reading, Tell
+from rapid.messages import Document
 from retrieval import (
     EmbedderFailed,
     RetrievalConfig,
@@ -23,6 +31,8 @@ from retrieval import (
     RetrievedContext,
     StoreUnavailable,
 )
+from retrieval.embedding import Embedding
+from retrieval.relevance import TextVectors
 from tests.deployments.test_metrics import Instrument
 
 
@@ -229,4 +239,52 @@ async def test_a_replica_that_is_long_at_work_gives_signs_of_life(
     assert said.count(READING) == 1
     opening.fake.may_go_on.set()
     assert context_of("x") in [said async for said in saying]
+    await close(replica)
+
+
+class Undeployed(retriever_replica.RetrieverReplica):
+    """A replica without Serve, which awaits the end that Python would not."""
+
+    def __del__(self) -> None:  # type: ignore[override]
+        pass
+
+
+async def test_texts_have_a_relevance_and_no_vectors_where_words_are_counted() -> None:
+    replica = Undeployed(RetrievalConfig(), "embedded:target")
+    texts = ["The harbor of Belaron is Tessin.", "It rains."]
+    found = await replica.embed("call", "acme", texts, "lexical", "harbor")
+    assert isinstance(found, TextVectors)
+    assert found.scores[0] > found.scores[1] == 0
+    assert found.num_tokens > 10
+    refused = await replica.embed("call", "acme", texts, None)
+    assert isinstance(refused, BadRequest)
+    assert "no dense vectors" in str(refused)
+    assert isinstance(await replica.embed("call", "acme", texts, "bge", "harbor"), UnknownModel)
+    await close(replica)
+
+
+async def test_dense_vectors_are_those_of_the_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dense(FakeRetriever):
+        has_dense_vectors = True
+        fails = False
+
+        async def embed(self, tenant: str, texts: Sequence[str], query: str | None) -> Any:
+            if self.fails:
+                raise EmbedderFailed("no memory at /secret")
+            return [Embedding(np.array([len(each), 0], np.float32), None) for each in texts], None
+
+    dense = Dense()
+
+    async def open_dense(*_: object, **__: object) -> Dense:
+        return dense
+
+    monkeypatch.setattr(retriever_replica, "open_retriever", open_dense)
+    replica = Undeployed(RetrievalConfig(), "embedded:target")
+    found = await replica.embed("call", "acme", ["abc", "d"], None)
+    assert isinstance(found, TextVectors)
+    assert found.vectors.tolist() == [[3, 0], [1, 0]]
+    dense.fails = True
+    refused = await replica.embed("call", "acme", ["abc"], None)
+    assert isinstance(refused, RetrievalUnavailable)
+    assert "secret" not in str(refused)
     await close(replica)

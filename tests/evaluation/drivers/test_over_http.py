@@ -24,7 +24,8 @@ from evaluation.systems import BASELINES, System
 from evaluation.tasks import Condition, Task
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
-from rapid.messages import Document, Finished, Message, TextDelta
+from rapid.events import Finished, TextDelta
+from rapid.messages import Document, Message
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 from tests.evaluation.tiny_task import tiny_task
 

@@ -17,7 +17,7 @@ from library.database import Database
 from library.schema import UsageRow
 from rapid.errors import LibraryUnavailable
 
-ENTRY = UsageEntry("r1", "acme", "key_1", "m", "2026-01-31", 100, 40, 8, 0.5, 0.25, "ok")
+ENTRY = UsageEntry("r1", "acme", "key_1", "m", "2026-01-31", 100, 40, 8, 0.5, 0.25, 9e6, "ok")
 
 
 def accounts_in(database: Database) -> Accounts:
@@ -46,6 +46,7 @@ async def test_an_answer_is_counted_once_however_often_it_is_written(database: D
             "completion_tokens": 16,
             "target_s": 1.0,
             "drafter_s": 0.5,
+            "kv_byte_s": 18e6,
         }
     ]
     by_key = await totals(database, "tenant", "key_id")

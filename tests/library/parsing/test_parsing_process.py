@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from library.parsing import Location, ParsingLimits, UnreadableFile, parse_file, parsing_process
+from library.parsing import FileReaders, Location, ParsingLimits, UnreadableFile, parsing_process
 from tests.library.parsing.small_pdf import write_pdf
 
 WORKER = """
@@ -40,6 +40,15 @@ def replace_reader(monkeypatch):
         monkeypatch.setattr(parsing_process, "_WORKER", ("-c", before + code))
 
     return replace
+
+
+async def parse_file(*args, **kwargs):
+    """Read one file, by processes that end with it."""
+    readers = FileReaders()
+    try:
+        return await readers.parse_file(*args, **kwargs)
+    finally:
+        readers.close()
 
 
 async def refuse(file: Path, limits: ParsingLimits | None = None) -> tuple[str | None, str]:

@@ -2,22 +2,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from rapid.answering.answers import GrowingAnswer, as_one, gather_deltas, merge_answers
+from rapid.answering.answers import (
+    GrowingAnswer,
+    as_one,
+    gather_deltas,
+    join_neighbours,
+    merge_answers,
+)
 from rapid.checkpoints.text import ChatText
 from rapid.errors import TargetUnavailable
-from rapid.messages import (
-    Finished,
-    GenerationEvent,
-    Started,
-    TextDelta,
-    TokenLogprobs,
-    TokenText,
-    Verdict,
-)
+from rapid.events import CallDelta, Finished, GenerationEvent, Started, TextDelta, TokenText
+from rapid.messages import TokenLogprobs, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,17 @@ async def test_the_end_token_is_counted_and_not_shown(chat_text: ChatText) -> No
     assert answer.statistics.of_choice().completion_tokens == len(ids)
 
 
+@pytest.mark.parametrize("is_continued", [True, False])
+async def test_who_continues_a_text_is_told_what_its_end_is_worth(
+    chat_text: ChatText, is_continued: bool
+) -> None:
+    (eos,) = chat_text.eos_ids
+    answer = GrowingAnswer(0, chat_text, (), max_tokens=100, is_continued=is_continued)
+    ended = verdict(0, [eos], is_finished=True, logprobs=(TokenLogprobs(eos, -0.5),))
+    (delta,) = [d async for d in answer.follow(rounds(ended))]
+    assert [each.logprob for each in delta.logprobs] == ([-0.5] if is_continued else [])
+
+
 async def test_nothing_counts_after_a_stop_string(chat_text: ChatText) -> None:
     ids = chat_text.encode("one two three four five")
     answer = GrowingAnswer(0, chat_text, ("three",), max_tokens=100)
@@ -80,6 +91,22 @@ async def test_nothing_counts_after_a_stop_string(chat_text: ChatText) -> None:
     assert (delta.text, delta.finish_reason) == ("one two ", "stop")
     assert len(delta.logprobs) == len(answer.statistics.token_ids) < len(ids)
     assert answer.statistics.accepted == len(answer.statistics.token_ids)
+
+
+@pytest.mark.parametrize("included", [False, True])
+async def test_what_stops_an_answer_is_in_its_text_if_that_is_asked(
+    chat_text: ChatText, included: bool
+) -> None:
+    ids = chat_text.encode("one two three four")
+    logprobs = tuple(TokenLogprobs(token_id, -1.0) for token_id in ids)
+    by_text = GrowingAnswer(0, chat_text, ("three",), 99, includes_stop=included)
+    (delta,) = [d async for d in by_text.follow(rounds(verdict(0, ids)))]
+    assert (delta.text, delta.finish_reason) == ("one two three"[: 13 if included else 8], "stop")
+    by_token = GrowingAnswer(0, chat_text, (), 99, stop_ids=ids[-1:], includes_stop=included)
+    whole = verdict(0, ids, is_finished=True, logprobs=logprobs)
+    (delta,) = [d async for d in by_token.follow(rounds(whole))]
+    assert delta.text == chat_text.decode(ids if included else ids[:-1])
+    assert len(delta.logprobs) == len(ids) - (not included)
 
 
 @pytest.mark.parametrize(("stop", "bonus"), [("three", 0), ("five", 1), ("six", 1)])
@@ -179,3 +206,20 @@ async def test_of_an_answer_that_fails_the_rest_does_not_come() -> None:
     with pytest.raises(TargetUnavailable):
         await look()
     assert seen == [TextDelta(0, "a")]
+
+
+def test_neighbours_of_one_kind_and_call_are_joined():
+    begin = CallDelta(0, 0, "c", "f", "", begins=True, num_tokens=1)
+    deltas = [
+        TextDelta(0, "a"),
+        TextDelta(0, "b", num_tokens=2),
+        begin,
+        CallDelta(0, 0, "c", "f", '{"a"', num_tokens=3),
+        CallDelta(0, 0, "c", "f", ": 1}"),
+        CallDelta(0, 1, "d", "f", "{}", begins=True),
+        TextDelta(0, "", finish_reason="tool_calls"),
+    ]
+    text, first, second, end = join_neighbours(deltas)
+    assert (text, end) == (TextDelta(0, "ab"), deltas[-1])
+    assert first == replace(begin, arguments='{"a": 1}')
+    assert (text.num_tokens, first.num_tokens, second) == (2, 4, deltas[5])

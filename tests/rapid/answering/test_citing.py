@@ -13,7 +13,8 @@ from deployments.pools.engine_actor import load_engine
 from rapid.answering import citing
 from rapid.citing.copies import CitingRule
 from rapid.errors import UnknownDocument
-from rapid.messages import Document, GenerationEvent, Started
+from rapid.events import GenerationEvent, Started
+from rapid.messages import Document
 from rapid.pair import Pair
 from rapid.receipt import Citations
 from tests.answered import ATLAS, receipt, text

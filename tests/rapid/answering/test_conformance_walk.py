@@ -22,7 +22,8 @@ from rapid.answering.services import Pools, Services
 from rapid.config import EngineConfig
 from rapid.engines.local_ports import LocalPool
 from rapid.errors import EngineFailed, OutOfStep, RapidError
-from rapid.messages import Finished, GenerateRequest, GenerationEvent, Message, SpeculationRequest
+from rapid.events import Finished, GenerationEvent
+from rapid.messages import GenerateRequest, Message, SpeculationRequest
 from rapid.receipt import Receipt
 from tests.answered import ATLAS
 from tests.local_pools import FOUND, LocalActor, LocalApplication

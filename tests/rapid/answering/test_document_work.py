@@ -16,7 +16,6 @@ from rapid import messages
 from rapid.answering.document_keys import affinity_of
 from rapid.answering.prompting import DrafterPrompt, RequestPrompts
 from rapid.answering.readings import Readings
-from rapid.answering.request_plan import RequestPlan
 from rapid.answering.run import Run
 from rapid.answering.session import Role
 from rapid.checkpoints.text import ChatText
@@ -58,12 +57,15 @@ LENGTHS: dict[Role, int] = {"target": 2**20, "drafter": 2**20}
 class PoolsOfOne:
     drafter = object()
     max_context: ClassVar = LENGTHS
+    own_drafting = None
+    vllm_drafts = False
 
 
 class Shared:
     """What requests share, as far as their readings need it."""
 
     config = AnsweringConfig()
+    speculation = SpeculationConfig()
     pools = PoolsOfOne
 
     def __init__(self, prompts: RequestPrompts) -> None:
@@ -124,15 +126,7 @@ class Application:
         ask = GenerateRequest(
             "r", "acme", (Message("user", question),), documents=(Document("atlas", LONG),)
         )
-        plan = RequestPlan.of(
-            ask,
-            SpeculationConfig(),
-            LENGTHS,
-            64,
-            own_drafting=None,
-            vocab_size=self.prompts.vocab_size,
-        )
-        readings = Readings(Run(Shared(self.prompts), ask, plan))  # type: ignore[arg-type]
+        readings = Readings(Run(Shared(self.prompts), ask))  # type: ignore[arg-type]
         await readings.render_chat()
         assert affinity_of(ask)
         return await readings.find()

@@ -96,7 +96,8 @@ async def test_so_it_is_where_the_drafters_lease_was_not_taken_yet() -> None:
 
 async def test_only_a_requests_first_leases_may_be_refused_for_want_of_room() -> None:
     """Others say what is committed, be it nothing; a pool tells them apart by that."""
-    run = Run(None, None, None)  # type: ignore[arg-type]
+    run = object.__new__(Run)  # what it knows of its request plays no part
+    run.is_started, run.failovers = False, []
     run.answers = [GrowingAnswer(0, ChatText.load("embedded:target"), (), 10)]
     assert run.committed == []
     run.failovers.append("target lost")

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rapid.answering.query import choose_query
+from rapid.answering.query import choose_query, join_earlier
+from rapid.messages import Message
 from tests.retrieval.tokens import words
 
 
@@ -71,3 +72,28 @@ def test_no_character_of_the_message_is_lost(message, budget):
     assert query.question.strip() or not message.strip()
     assert query.question.strip().endswith(query.text)
     assert query.text or not message.strip()
+
+
+def follow(*questions: str) -> str | None:
+    said = [Message("user", each) for each in questions]
+    chat = [each for turn in said for each in (turn, Message("assistant", "It is."))]
+    return join_earlier(chat[:-1], words, budget_tokens=100)
+
+
+@pytest.mark.parametrize(
+    "last", ["And the second?", "what about Ruki?", "Why is that?", "Where are its doors?"]
+)
+def test_a_question_that_leaves_something_out_is_searched_for_with_the_one_before(last: str):
+    whole = "What is the harbor of Tezawe?"
+    assert follow(whole, last) == f"{whole} {last}"
+    assert follow("Who?", whole, last) == f"{whole} {last}"
+    assert follow(whole, "And the first?", last) == f"{whole} And the first? {last}"
+    document = "and so on " * 50
+    assert follow(f"{document}\n\n{whole}", last) == f"{whole} {last}"
+    assert follow(last) is None
+    assert len((follow(*[last] * 500) or "").split()) < 150
+
+
+@pytest.mark.parametrize("last", ["What is the harbor of Ruki?", "it " * 13, "Andrew?"])
+def test_a_whole_question_is_searched_for_alone(last: str):
+    assert follow("What is the well of Tezawe?", last) is None

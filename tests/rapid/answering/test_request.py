@@ -23,14 +23,8 @@ from rapid.errors import (
     PromptTooLong,
     RetrievalUnavailable,
 )
-from rapid.messages import (
-    Document,
-    GenerationEvent,
-    LeaseRequest,
-    Started,
-    TextDelta,
-    Verdict,
-)
+from rapid.events import GenerationEvent, Started, TextDelta
+from rapid.messages import Document, LeaseRequest, Verdict
 from tests.answered import ATLAS, receipt, script, text, tokens
 from tests.fakes import FakeEngine, FakeLease
 from tests.local_pools import LocalApplication, QueueingEngine

@@ -16,13 +16,8 @@ from rapid.errors import (
     TargetUnavailable,
     TooManyRequests,
 )
-from rapid.messages import (
-    GenerateRequest,
-    GenerationEvent,
-    LeaseRequest,
-    PrefillReceipt,
-    Started,
-)
+from rapid.events import GenerationEvent, Started
+from rapid.messages import GenerateRequest, LeaseRequest, PrefillReceipt
 from tests.answered import ATLAS, receipt, script, tokens
 from tests.fakes import FakeEngine
 from tests.local_pools import LocalActor, LocalApplication, QueueingEngine

@@ -21,13 +21,15 @@ from rapid.answering.request_plan import (
     answer_tokens,
     check_blocks,
     check_lengths,
+    check_penalty,
     check_tokens,
     sampling_of,
     speculation_of,
+    spell_words,
 )
 from rapid.config import Mode, OwnDrafting, SpeculationConfig
 from rapid.errors import BadRequest, PromptTooLong, RetrievalUnavailable
-from rapid.messages import GenerateRequest, Message, SpeculationRequest
+from rapid.messages import Document, GenerateRequest, Message, SpeculationRequest
 from rapid.receipt import Cause
 
 OWN: list[OwnDrafting] = [kind() for kind in get_args(OwnDrafting)]
@@ -247,3 +249,18 @@ def test_a_bias_reaches_the_sampling_and_may_name_only_tokens_that_there_are() -
     check_tokens(sampling_of(biased), 10)
     with pytest.raises(BadRequest, match="names token 9; the models have the tokens 0 to 8"):
         check_tokens(sampling_of(biased), 9)
+
+
+def test_bad_words_are_spelled_with_a_space_and_without() -> None:
+    words = spell_words(("ab", "c", ""), lambda text: [*map(ord, text)])
+    assert words == ((32,), (32, 97, 98), (32, 99), (97, 98), (99,))
+
+
+def test_a_penalty_of_what_documents_say_must_be_meant() -> None:
+    about = replace(request(), documents=(Document("a", "b"),), repetition_penalty=1.1)
+    with pytest.raises(BadRequest, match="penalize_documents") as refused:
+        check_penalty(about)
+    assert refused.value.param == "repetition_penalty"
+    check_penalty(replace(about, penalize_documents=True))
+    check_penalty(replace(about, documents=()))
+    check_penalty(replace(about, repetition_penalty=0.9))

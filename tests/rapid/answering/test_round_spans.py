@@ -8,7 +8,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from rapid.errors import TargetUnavailable
-from rapid.messages import Document, Finished, GenerationEvent
+from rapid.events import Finished, GenerationEvent
+from rapid.messages import Document
 from tests.local_pools import LocalApplication
 from tests.ray_cluster import question
 from tests.spans import collector, named

@@ -14,13 +14,8 @@ from deployments.pools.engine_actor import load_engine
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, Mode, SamplingConfig, SpeculationConfig, Transfer
 from rapid.errors import DrafterUnavailable, EngineFailed, OutOfStep, Overloaded
-from rapid.messages import (
-    GenerationEvent,
-    PrefillReceipt,
-    Reading,
-    Started,
-    TextDelta,
-)
+from rapid.events import GenerationEvent, Reading, Started, TextDelta
+from rapid.messages import PrefillReceipt
 from rapid.speculation.pace.controller import Controller
 from tests.answered import ATLAS, receipt, script, text, tokens
 from tests.fakes import FakeEngine

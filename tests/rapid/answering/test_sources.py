@@ -12,13 +12,8 @@ from deployments.pools.engine_actor import load_engine
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.errors import EngineFailed
-from rapid.messages import (
-    GenerateRequest,
-    GenerationEvent,
-    LeaseRequest,
-    TextDelta,
-    Verdict,
-)
+from rapid.events import GenerationEvent, TextDelta
+from rapid.messages import GenerateRequest, LeaseRequest, Verdict
 from tests.answered import ATLAS, receipt, script, tokens
 from tests.fakes import FakeEngine
 from tests.local_pools import FOUND, LocalApplication

@@ -286,6 +286,10 @@ class TestStreaming:
         lone_space = [SENTENCEPIECE.tokenizer.convert_tokens_to_ids("▁")]
         assert stream(SENTENCEPIECE, [lone_space, ids]) == " the cat"
 
+    def test_what_continues_a_text_keeps_the_space_that_it_begins_with(self):
+        ids = SENTENCEPIECE.encode("the cat")
+        assert SENTENCEPIECE.stream(is_continued=True).push(ids) == " the cat"
+
     def test_tokens_of_a_character_keep_their_bytes(self):
         ids = TEXT.encode("😀")
         assert len(ids) > 1

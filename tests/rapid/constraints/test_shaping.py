@@ -10,7 +10,8 @@ import torch
 
 import rapid
 from rapid.config import SamplingConfig, SpeculationConfig
-from rapid.constraints.shaping import open_shaping, shape_rows
+from rapid.constraints.request_shaping import open_shaping
+from rapid.constraints.shaping import Shaping, shape_rows
 from rapid.errors import BadRequest
 from rapid.speculation.fast.step import answer_together
 from tests.rapid.tiny_models import EOS, VOCAB, checkpoint, loaded, random_prompt
@@ -32,7 +33,12 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def answer(drafter: Any, bias: tuple[tuple[int, float], ...] = BIAS, **settings: Any) -> Any:
+def answer(
+    drafter: Any,
+    bias: tuple[tuple[int, float], ...] = BIAS,
+    shaping: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Any:
     temperature = settings.pop("temperature", 0.8)
     return rapid.generate(
         loaded(),
@@ -40,7 +46,9 @@ def answer(drafter: Any, bias: tuple[tuple[int, float], ...] = BIAS, **settings:
         LONG,
         SHORT if drafter is not None and not _reads_no_text(drafter) else (),
         max_tokens=NUM_TOKENS,
-        sampling=SamplingConfig(temperature=temperature, seed=5, logit_bias=bias),
+        sampling=SamplingConfig(
+            **{"temperature": temperature, "seed": 5, "logit_bias": bias} | (shaping or {})
+        ),
         speculation=SpeculationConfig(max_draft=4, coupling="shared_noise", **settings),
     ).token_ids
 
@@ -118,7 +126,7 @@ def test_a_token_that_the_models_lack_is_refused():
         answer(None, ((VOCAB, 1.0),), eta=0.0)
 
 
-class NoRepeat:
+class NoRepeat(Shaping):
     """Forbids the end and every token that was said, so that its state must follow every token."""
 
     def __init__(self) -> None:
@@ -151,7 +159,7 @@ def test_each_row_is_shaped_behind_its_tokens_and_the_state_stays(
 
 @pytest.fixture
 def no_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rapid.engines.kv.lease_ledger.open_shaping", lambda _: NoRepeat())
+    monkeypatch.setattr("rapid.engines.kv.lease_ledger.open_shaping", lambda *_: NoRepeat())
 
 
 @pytest.mark.usefixtures("no_repeats")

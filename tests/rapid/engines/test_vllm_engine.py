@@ -62,7 +62,7 @@ def fake(engine: VllmEngine) -> fake_vllm.AsyncLLMEngine:
 def request(
     name: str = "a", prompt: Sequence[int] = PROMPT, max_tokens: int = 20, **settings: Any
 ) -> LeaseRequest:
-    sampling = {"temperature", "top_k", "top_p", "logit_bias"}
+    sampling = {*SamplingConfig.model_fields}
     terms = Terms(
         "tenant",
         SamplingConfig(**{key: settings.pop(key) for key in sampling & settings.keys()}),
@@ -81,19 +81,20 @@ def constant(*numbers: float) -> Callable[[Sequence[int]], Any]:
     return lambda _: np.array(numbers)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize(("temperature", "min_p"), [(0.0, 0), (0.6, 0), (1.0, 0), (1.0, 0.3)])
 async def test_a_block_tells_what_its_tokens_were_drawn_from(
-    vllm: Opener, temperature: float
+    vllm: Opener, temperature: float, min_p: float
 ) -> None:
     engine = vllm()
-    block = await drafted(engine, temperature=temperature)
+    block = await drafted(engine, temperature=temperature, min_p=min_p)
     assert len(block) == 4
-    terms = request(temperature=temperature).terms
+    terms = request(temperature=temperature, min_p=min_p).terms
     text = list(PROMPT)
     for row, token in enumerate(block.token_ids.tolist()):
         draw = Draw(terms.sampling, terms.speculation, 0, row)
         ids, probs = proposal(DRAFTER.logits(text), draw)
-        told = dict(zip(block.candidate_ids[row], block.candidate_probs[row], strict=True))
+        listed = zip(block.candidate_ids[row], block.candidate_probs[row], strict=True)
+        told = {each: prob for each, prob in listed if prob}
         assert told == pytest.approx(dict(zip(ids, probs, strict=True)), abs=1e-6)
         assert token in told
         if temperature == 0:
@@ -309,16 +310,18 @@ async def test_rag_is_decoded_by_vllm(vllm: Opener) -> None:
         ({"mode": "paper"}, "rapid.draft_top_k"),
         ({"rapid": {"draft_top_k": 257}}, "rapid.draft_top_k"),
         ({"mode": "rag", "num_logprobs": 2, "top_p": 0.5}, "logprobs"),
+        ({"repetition_penalty": 1.1, "penalize_documents": True}, "rapid.mode"),
+        ({"bad_words": ("a",)}, "rapid.mode"),
     ],
 )
-def test_what_vllm_cannot_do_is_refused_by_name(
+async def test_what_vllm_cannot_do_is_refused_by_name(
     vllm: Opener, asked: dict[str, Any], param: str
 ) -> None:
     app = drafts_of(vllm, None)
     with pytest.raises(BadRequest) as refused:
-        app.generate(question("r", documents=ATLAS, **asked))
+        await app.answered(question("r", documents=ATLAS, **asked))
     assert refused.value.param == param
-    app.generate(question("r", documents=ATLAS, **asked | {"mode": "plain"}))
+    await app.answered(question("r", documents=ATLAS, max_tokens=2, **asked | {"mode": "plain"}))
 
 
 @pytest.mark.gpu

@@ -74,7 +74,8 @@ def own_probs(model, prefix, sampling) -> np.ndarray:
 
 
 def settings_of(sampling: SamplingConfig) -> Settings:
-    return Settings(temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p)
+    names = ("temperature", "top_k", "top_p", "min_p")
+    return Settings(**{name: getattr(sampling, name) for name in names})
 
 
 def told_by_retrieval(drafter, witness, prefix, sampling, speculation) -> np.ndarray:
@@ -108,7 +109,7 @@ def promised(target, drafter, prefix, sampling, speculation, witness=None) -> np
         plausibility=speculation.plausibility,
         log_odds=log_odds_after(target, drafter, prefix, sampling, speculation, witness),
     )
-    return filter_probs(fused, sampling.top_k, sampling.top_p)[0].numpy()
+    return filter_probs(fused, sampling.top_k, sampling.top_p, sampling.min_p)[0].numpy()
 
 
 def texts(next_probs, num_tokens, eos_ids=(), prefix=()) -> Iterator[tuple[tuple, float]]:
@@ -165,6 +166,25 @@ async def test_a_position_follows_the_fused_distribution(
         want = promised(target, drafter, (), sampling, speculation)
         tokens = {token: sum(got.get(((token,), n), 0) for n in (0, 1)) for token in range(vocab)}
         assert_same(tokens, dict(enumerate(want)))
+
+
+@pytest.mark.parametrize("transfer", TRANSFERS)
+@pytest.mark.parametrize(("min_p", "top_p"), [(0.2, 1), (0.5, 0.8), (1, 1)])
+async def test_a_position_follows_it_without_what_min_p_drops(
+    branches: Branches, transfer, min_p, top_p
+):
+    for vocab, eta in itertools.product((3, 6), (0, 0.5, 5)):
+        target, drafter = models(seed=vocab, vocab=vocab)
+        sampling = SamplingConfig(min_p=min_p, top_p=top_p, temperature=0.7)
+        speculation = SpeculationConfig(eta=eta, transfer=transfer)
+        got = await rounds(branches, target, drafter, sampling, speculation, 1)
+        want = promised(target, drafter, (), sampling, speculation)
+        tokens = {token: sum(got.get(((token,), n), 0) for n in (0, 1)) for token in range(vocab)}
+        assert_same(tokens, dict(enumerate(want)))
+        whole = sampling.model_copy(update={"min_p": 0.0, "top_p": 1.0})
+        probs = promised(target, drafter, (), whole, speculation)
+        kept = {token for token, prob in tokens.items() if prob > 0}
+        assert kept <= {*np.flatnonzero(probs >= min_p * probs.max())}
 
 
 @pytest.mark.parametrize("transfer", TRANSFERS)

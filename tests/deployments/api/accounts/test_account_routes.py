@@ -14,7 +14,7 @@ import pytest
 from library.accounts import tenant_limits
 from library.database import Database
 from rapid.errors import TargetUnavailable
-from rapid.messages import Finished, TextDelta
+from rapid.events import Finished, TextDelta
 from tests.deployments.api.accounts.doors import CHAT, AccountDoor
 from tests.deployments.scripted import STARTED, receipt
 from tests.deployments.serving import served
@@ -150,6 +150,21 @@ async def test_usage_is_the_tenants_own_and_all_for_an_administrator(door: Accou
     every = (await usage(admin, "?tenant=*&group_by=tenant")).json()["data"]
     assert [each["num_requests"] for each in every] == [2, 1]
     assert (await usage(admin, "?tenant=*&end_date=2020-01-01")).json()["data"] == []
+
+
+async def test_what_is_embedded_is_in_the_ledger_and_what_is_refused_is_not(door: AccountDoor):
+    key = await door.key()
+    for path, body in (
+        ("/v1/embeddings", {"input": ["abc", "de"]}),
+        ("/v1/rerank", {"query": "a", "documents": ["abc"]}),
+        ("/v1/embeddings", {"input": "abc", "model": "unknown"}),
+        ("/tokenize", {"prompt": "abc"}),
+    ):
+        await door.send("POST", path, key, body)
+    await door.accounts.write_usage()
+    (used,) = (await door.send("GET", "/v1/usage?group_by=model", key)).json()["data"]
+    assert (used["model"], used["num_requests"]) == ("lengths", 2)
+    assert (used["prompt_tokens"], used["completion_tokens"]) == (8, 0)
 
 
 async def test_a_resumed_stream_is_counted_once_and_a_caller_s_id_hides_nothing(

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from deployments.api.gate.quotas import QuotaBoard, Quotas
+from deployments.api.gate.quotas import Limits, QuotaBoard, Quotas
 from library.accounts.tenant_limits import write_limits
+from library.accounts.usage_ledger import sum_usage
 from library.database import Database
 from rapid.errors import EngineFailed, Overloaded, TargetUnavailable
-from rapid.messages import Finished, TextDelta
+from rapid.events import Finished, TextDelta
 from tests.deployments.api.accounts.doors import AccountDoor
 from tests.deployments.scripted import STARTED, receipt
 
@@ -141,3 +142,81 @@ async def test_the_server_keeps_accounts_for_as_long_as_it_serves(database: Data
     await life
     (own,) = (await inn.send("GET", "/v1/usage", key)).json()["data"]
     assert own["num_requests"] == 1
+
+
+class Held(Shared):
+    """A board whose answers to reservations wait until they may come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    def quotas(self) -> Quotas:
+        async def call(method: str, *arguments: Any) -> Any:
+            found = getattr(self.board, method)(*arguments)
+            if method == "reserve":
+                await self.may_answer.wait()
+            return found
+
+        return Quotas(call)
+
+
+async def test_an_answer_that_is_likely_to_be_granted_begins_before_the_board_has_answered(
+    database: Database,
+):
+    held = Held()
+    inn = AccountDoor(database, quotas=held.quotas(), requests_per_minute=9)
+    key = await inn.key()
+    held.may_answer.clear()
+    first = asyncio.create_task(inn.ask(key))
+    await asyncio.sleep(0.05)
+    assert not inn.orchestrator.asked.is_set()  # nothing is known of the tenant
+    held.may_answer.set()
+    assert (await first).status_code == 200
+    inn.orchestrator.asked.clear()
+    held.may_answer.clear()
+    second = asyncio.create_task(inn.ask(key))
+    async with asyncio.timeout(10):
+        await inn.orchestrator.asked.wait()
+    await asyncio.sleep(0.05)
+    assert not second.done()
+    held.may_answer.set()
+    assert rates(await second)["remaining-requests"] == "7"
+
+
+async def test_what_was_begun_and_is_not_granted_is_given_up_and_counted_nowhere(
+    database: Database, caplog: pytest.LogCaptureFixture
+):
+    held, going = Held(), asyncio.Event()
+    inn = AccountDoor(database, STARTED, going, quotas=held.quotas(), requests_per_minute=4)
+    key = await inn.key()
+    inn.orchestrator.script = None
+    assert (await inn.ask(key)).status_code == 200
+    for number in range(3):  # at another ingress
+        held.board.reserve(f"other {number}", "acme", Limits(requests=4), 1)
+    inn.orchestrator.script = (STARTED, going)
+    caplog.set_level("INFO")
+    refused = await inn.ask(key)
+    assert refused.status_code == 429
+    assert rates(refused)["remaining-requests"] == "0"
+    async with asyncio.timeout(10):
+        await inn.orchestrator.given_up.wait()
+    assert [each.outcome for each in caplog.records if hasattr(each, "outcome")] == ["refused"]
+    await inn.accounts.write_usage()
+    usage = await sum_usage(database, "acme", "2000-01-01", "2999-01-01", [])
+    assert usage[0]["num_requests"] == 1
+
+
+async def test_who_leaves_before_the_board_has_answered_holds_no_tokens(database: Database):
+    held = Held()
+    inn = AccountDoor(database, quotas=held.quotas(), tokens_per_minute=300)
+    key = await inn.key()
+    held.may_answer.clear()
+    asking = asyncio.create_task(inn.ask(key))
+    await asyncio.sleep(0.05)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    held.may_answer.set()
+    await asyncio.sleep(0.01)
+    assert (await inn.ask(key)).status_code == 200

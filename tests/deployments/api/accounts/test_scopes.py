@@ -20,6 +20,7 @@ from library.library_access import LibraryAccess
 from library.library_config import LibraryConfig
 from rapid.errors import LibraryUnavailable
 from tests.deployments.api.accounts.doors import ASK, CHAT, AccountDoor
+from tests.deployments.api.fuzzing import NEEDS
 
 OPEN = {"/health", "/ready"}
 OPERATOR = ApiKey(tenant="ops", sha256=hash_key("sk-op"), operator=True)
@@ -66,9 +67,8 @@ async def test_a_key_opens_what_it_is_for(database: Database, scope: str, tmp_pa
     library = LibraryAccess(LibraryConfig(folder=tmp_path))
     door = AccountDoor(database, library=library)
     key = await door.key("acme", scope)
-    of = {"chat": "ask", "admin": "admin", "files": "documents", "vector_stores": "documents"}
-    parts = {path: path.split("/")[2] for _, path in routes(door.app) if path.startswith("/v1/")}
-    needs = {path: of[part] for path, part in parts.items() if part in of}
+    parts = {path: path.removeprefix("/v1").split("/")[1] for _, path in routes(door.app)}
+    needs = {path: NEEDS[part] for path, part in parts.items() if part in NEEDS}
     assert set(needs.values()) == set(SCOPES)
     for method, path in routes(door.app):
         response = await door.send(method, path, key, ASK)

@@ -15,7 +15,8 @@ from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
 from rapid.errors import OrchestratorLost, Overloaded, TargetUnavailable
-from rapid.messages import Finished, GenerateRequest, GenerationEvent, TextDelta
+from rapid.events import Finished, GenerationEvent, TextDelta
+from rapid.messages import GenerateRequest
 from tests.deployments.scripted import (
     STARTED,
     ScriptedOrchestrator,

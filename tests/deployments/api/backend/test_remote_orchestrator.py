@@ -269,3 +269,37 @@ async def test_another_application_is_watched_like_this_one_until_it_is_closed(
     assert not (await other.ready())["ready"]
     other.close()
     assert looks == ["start", "stop"]
+
+
+class Calls:
+    """A Serve handle whose calls return what a test gives."""
+
+    app_name = "rapid"
+    deployment_name = deployment_id = "Orchestrator"
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+        self.asked: list[tuple[object, ...]] = []
+
+    def options(self, *, method_name: str) -> Calls:
+        self.asked.append((method_name,))
+        return self
+
+    async def remote(self, *arguments: object) -> object:
+        self.asked[-1] += arguments
+        return self.answer
+
+
+async def test_what_generates_nothing_is_one_call_and_a_refusal_is_raised() -> None:
+    request = GenerateRequest("r", "local", (), prompts=("a",))
+    handle = Calls("told")
+    assert await remote(handle).tokenize(request) == "told"
+    assert await remote(handle).detokenize(request) == "told"
+    assert await remote(handle).embed("local", ["a"], "m", "q") == "told"
+    assert handle.asked == [
+        ("tokenize", request),
+        ("detokenize", request),
+        ("embed", "local", ["a"], "m", "q"),
+    ]
+    with pytest.raises(BadRequest, match="odd"):
+        await remote(Calls(BadRequest("odd"))).tokenize(request)

@@ -10,10 +10,11 @@ import pytest
 
 from deployments.api.backend.continuing import Cursor, continue_events
 from deployments.api.backend.routes import Routes, position
-from deployments.api.chat.wire import rapid_receipt
+from deployments.api.dialects.chat.wire import rapid_receipt
 from deployments.config.api_config import CanaryConfig
 from rapid.errors import BadRequest, EngineFailed, Overloaded, TargetUnavailable
-from rapid.messages import Document, Finished, GenerateRequest, Message, Reading
+from rapid.events import Finished, Reading
+from rapid.messages import Document, GenerateRequest, Message
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator
 
 
@@ -163,3 +164,14 @@ class TestSeveralModels:
         state = await routes.ready()
         assert (state["ready"], state["reason"]) == (False, "no target-large takes requests")
         assert state["models"] == {"small": True, "large": False}
+
+
+async def test_tokens_are_those_of_the_model_that_is_named_and_vectors_of_the_first() -> None:
+    services = [ScriptedOrchestrator(), ScriptedOrchestrator()]
+    routes = Routes(services, "rapid", lambda _: ())
+    routes.configure(["one", "two"])
+    asked = GenerateRequest("r", "acme", (), prompts=("ab",), model="two")
+    assert (await routes.tokenize(asked)).token_ids == (1, 97, 98)
+    assert [len(each.requests) for each in services] == [0, 1]
+    assert await routes.detokenize(replace(asked, prompts=((97,),))) == "a"
+    assert (await routes.embed("acme", ["ab"], None)).model == "lengths"

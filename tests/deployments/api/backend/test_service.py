@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rapid.errors import EngineFailed, Overloaded
-from rapid.messages import GenerateRequest, GenerationEvent, Reading, TextDelta
+from rapid.events import GenerationEvent, Reading, TextDelta
+from rapid.messages import GenerateRequest
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator
 
 EMBEDDING = Reading(1, 9, "passages")

@@ -13,9 +13,11 @@ import httpx
 import openai
 import pytest
 
+from deployments.api.files import file_routes
 from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
+from library.database import Database
 from library.ingestion import Ingestion
 from library.library_access import LibraryAccess
 from library.library_config import LibraryConfig
@@ -24,6 +26,7 @@ from retrieval import RetrievalConfig
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.indexing import cut_document, key_of
 from tests.deployments.scripted import ScriptedOrchestrator
+from tests.library.conftest import empty
 from tests.library.libraries import FakeIndex
 
 TEXT = "\n".join(f"The code of door {number} is {number * 7}." for number in range(40))
@@ -66,8 +69,10 @@ class World:
     def __init__(self, folder: Path, **config: Any) -> None:
         self.access = LibraryAccess(LibraryConfig(folder=folder, **config))
         self.service = Searching(self.access)
+        self.has_servers = "database" in config
         keys = [ApiKey(tenant=each, sha256=hash_key(f"sk-{each}")) for each in "ab"]
-        self.app = Ingress(self.service, ApiConfig(model="m", keys=keys), library=self.access)
+        self.config = ApiConfig(model="m", keys=keys)
+        self.app = Ingress(self.service, self.config, library=self.access)
 
     def client(self, tenant: str = "a") -> openai.AsyncOpenAI:
         http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app))
@@ -83,9 +88,21 @@ class World:
         return (await self.client(tenant).files.create(file=file, purpose="user_data")).id
 
 
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    world = World(tmp_path, max_file_bytes=200_000, max_files=6)
+@pytest.fixture(params=["folder", pytest.param("servers", marks=pytest.mark.slow)])
+async def world(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[World]:
+    """A world of one node, in a folder, or of several, in PostgreSQL and S3."""
+    monkeypatch.setattr(file_routes, "_FORGETTING_S", 0.0)  # nothing works in the background here
+    places: dict[str, str] = {}
+    if request.param == "servers":
+        url = request.getfixturevalue("postgres")
+        database = Database(url)
+        await empty(database)
+        await database.close()
+        blobs = f"{request.getfixturevalue('s3').url}/{tmp_path.name}"
+        places = {"database": url, "blobs": blobs}
+    world = World(tmp_path, max_file_bytes=200_000, max_files=6, **places)
     yield world
     await (await world.access.get()).close()
 
@@ -114,6 +131,44 @@ class TestFiles:
         with pytest.raises(openai.NotFoundError):
             await client.files.retrieve(file.id)
         assert [each.id async for each in client.files.list()] == []
+
+    async def test_a_deletion_says_where_it_looked_and_whether_all_is_gone(self, world: World):
+        client = world.client()
+        file_id = await world.upload()
+        await world.ingest()
+        asked = await client.files.delete(file_id)
+        assert asked.model_extra == {"rapid": {"state": "pending", "searched": []}}
+        await world.ingest()
+        again = await client.files.delete(file_id)
+        assert again.deleted
+        assert again.model_extra is not None
+        certificate = again.model_extra["rapid"]
+        assert certificate["state"] == "gone"
+        removed = {each["place"]: each["removed"] for each in certificate["searched"]}
+        assert removed["files"] == 3
+        # SQLite's log is searched; a server's log is its operator's, and the answer says so.
+        log = "(its log and its backups are the operator's)" if world.has_servers else "and its log"
+        assert {"index", "librarian: texts", f"database {log}"} <= removed.keys()
+        assert not any("pending" in each for each in certificate["searched"])
+        with pytest.raises(openai.NotFoundError):
+            await world.client("b").files.delete(file_id)
+
+    async def test_a_file_may_be_read_by_the_target_in_advance(self, world: World):
+        client = world.client()
+        file = await client.files.create(
+            file=("doors.txt", TEXT.encode()), purpose="user_data", extra_body={"prefill": True}
+        )
+        assert file.model_extra is not None
+        assert file.model_extra["rapid"]["prefill"] == "queued"
+        await world.ingest()
+        (found,) = [each async for each in client.files.list()]
+        assert found.model_extra is not None
+        assert found.model_extra["rapid"]["prefill"] == "failed"
+        assert "no target" in found.model_extra["rapid"]["prefill_details"]
+        with pytest.raises(openai.BadRequestError, match="true or false"):
+            await client.files.create(
+                file=("a", b"x"), purpose="user_data", extra_body={"prefill": "soon"}
+            )
 
     async def test_pages_of_a_list_follow_their_cursor(self, world: World):
         ids = [await world.upload(name=f"{number}.txt") for number in range(5)]
@@ -237,7 +292,7 @@ class TestVectorStores:
     async def test_passages_can_be_looked_at(self, world: World):
         client = world.client()
         file_id = await world.upload()
-        static = {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 50}
+        static = {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 0}
         store = await client.vector_stores.create(
             file_ids=[file_id], chunking_strategy={"type": "static", "static": static}
         )
@@ -250,6 +305,14 @@ class TestVectorStores:
         assert all(64 < each["tokens"] <= 100 for each in chunks[:-1])
         text = await client.vector_stores.files.content(file_id, vector_store_id=store.id)
         assert text.data[0].text == TEXT
+
+    async def test_an_overlap_that_would_not_be_honoured_is_refused(self, world: World):
+        static = {"max_chunk_size_tokens": 800, "chunk_overlap_tokens": 400}
+        with pytest.raises(openai.BadRequestError, match="chunk_overlap_tokens must be 0"):
+            await world.client().vector_stores.create(
+                chunking_strategy={"type": "static", "static": static}
+            )
+        assert [each async for each in world.client().vector_stores.list()] == []
 
     async def test_a_batch_can_be_given_up(self, world: World):
         client = world.client()

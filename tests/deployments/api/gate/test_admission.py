@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from deployments.api.gate.admission import Admission, Ticket, Usage
@@ -15,9 +18,13 @@ from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
 from rapid.errors import Overloaded, TooManyRequests
-from rapid.messages import Finished, GenerateRequest, GenerationEvent, TextDelta
+from rapid.events import Finished, GenerationEvent, TextDelta
+from rapid.messages import GenerateRequest
 from tests.deployments.scripted import STARTED, Generator, ScriptedOrchestrator, receipt
 from tests.deployments.serving import served
+from tests.virtual_time import VirtualLoop, virtual_loop
+
+__all__ = ["virtual_loop"]
 
 CHAT = "/v1/chat/completions"
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -148,6 +155,130 @@ class TestLines:
             async with admission.place("guest"):
                 pass
         await asyncio.gather(*asking)
+
+    async def test_who_has_had_less_than_its_share_of_work_waits_longer(self) -> None:
+        admission, clock = places(8, 1, wait_s=0.01)
+
+        async def ask(tenant: str) -> None:
+            async with admission.place(tenant):
+                pass
+
+        async with admission.place("light"), admission.place("heavy"):
+            waiting = [asyncio.create_task(ask("light"))]
+            await asyncio.sleep(0)
+            admission._work.charge("heavy", 1.0)
+            clock.now = 30.0
+            waiting.append(asyncio.create_task(ask("heavy")))
+            await asyncio.sleep(0)
+            clock.now += 0.01
+            with pytest.raises(TooManyRequests):
+                await waiting[1]
+            assert not waiting[0].done()
+        await waiting[0]
+
+    @pytest.mark.parametrize(
+        ("weights", "slow"),
+        [
+            ({"a": 1, "b": 1, "c": 2, "d": 4}, ()),  # half a place, one, and two
+            ({"a": 1, "b": 2, "c": 3}, ()),
+            (dict.fromkeys("abcdefghi", 1), ()),  # nine for four places
+            (dict.fromkeys("abcdefghi", 1), "abc"),  # with answers that take three times as long
+        ],
+    )
+    def test_tenants_that_never_pause_get_work_by_weight(
+        self, virtual_loop: VirtualLoop, weights: dict[str, int], slow: str
+    ) -> None:
+        work = dict.fromkeys(weights, 0.0)
+        draw = random.Random(1)
+
+        async def ask(admission: Admission, tenant: str) -> None:
+            while True:
+                seconds = draw.expovariate(1.0) * (3 if tenant in slow else 1)
+                try:
+                    async with admission.place(tenant) as ticket:
+                        await asyncio.sleep(seconds)
+                        ticket.settle(Usage(1, 1), seconds)
+                        work[tenant] += seconds
+                except TooManyRequests:
+                    await asyncio.sleep(1.0)
+
+        async def crowd() -> None:
+            admission = Admission(clock=virtual_loop.time)
+            admission.limit(1000, 20, 4, weights)
+            asking = [ask(admission, tenant) for tenant in weights for _ in range(4)]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(300.0):
+                    await asyncio.gather(*asking)
+
+        with contextlib.closing(virtual_loop):
+            virtual_loop.run_until_complete(crowd())
+        shares = [each / weights[tenant] for tenant, each in work.items()]
+        mean = sum(work.values()) / sum(weights.values())
+        assert max(abs(each / mean - 1.0) for each in shares) < 0.05
+        assert sum(work.values()) > 3.5 * 300.0  # hardly a place was empty
+
+    def test_a_smaller_priority_waits_less_and_other_tenants_as_long(
+        self, virtual_loop: VirtualLoop
+    ) -> None:
+        entered: list[tuple[str, float]] = []
+
+        async def ask(admission: Admission, name: str, priority: int) -> None:
+            async with admission.place(name[0], priority):
+                entered.append((name, virtual_loop.time()))
+                await asyncio.sleep(1.0)
+
+        async def crowd(priorities: dict[str, int]) -> dict[str, float]:
+            entered.clear()
+            admission = Admission(clock=virtual_loop.time, wait_s=60.0)
+            admission.limit(100, 1, 2)
+            began = virtual_loop.time()
+            names = ("a0", "b0", "a1", "b1", "a2", "b2", "a3")
+            asking = [ask(admission, name, priorities.get(name, 0)) for name in names]
+            await asyncio.gather(*asking)
+            return {name: round(at - began, 3) for name, at in entered}
+
+        with contextlib.closing(virtual_loop):
+            usual = virtual_loop.run_until_complete(crowd({}))
+            ranked = virtual_loop.run_until_complete(crowd({"a1": 5, "a3": -1}))
+        assert [name for name in usual if name[0] == "a"] == ["a0", "a1", "a2", "a3"]
+        assert [name for name in ranked if name[0] == "a"] == ["a0", "a3", "a2", "a1"]
+        of_others = [{name: at for name, at in each.items() if name[0] == "b"} for each in
+                     (usual, ranked)]  # fmt: skip
+        assert of_others[0] == of_others[1]
+
+    async def test_openais_sdk_gives_a_priority_before_its_question_is_read(self) -> None:
+        service = ScriptedOrchestrator()
+        app = Ingress(service, ApiConfig(model="m", max_requests_per_tenant=1))
+        http = httpx.AsyncClient(transport=httpx.ASGITransport(app))
+        sdk = openai.AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="k", http_client=http)
+        waiting = app._admission._lines
+
+        async def ask(text: str, **extra: Any) -> None:
+            said: Any = [{"role": "user", "content": text}]
+            await sdk.chat.completions.create(model="m", messages=said, extra_body=extra)
+
+        async with app._admission.place("local"):
+            tasks = []
+            for number, extra in enumerate(({}, {"priority": 7}, {"priority": -3})):
+                tasks.append(asyncio.create_task(ask(str(number), **extra)))
+                while len(waiting.get("local", ())) <= number:  # noqa: ASYNC110 (no event tells it)
+                    await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks)
+        assert [sent.messages[0].text for sent in service.requests] == ["2", "0", "1"]
+        assert [sent.priority for sent in service.requests] == [-3, 0, 7]
+
+    async def test_what_answers_used_is_charged_and_of_those_without_an_end_their_time(
+        self,
+    ) -> None:
+        admission, clock = places(8, 4)
+        async with admission.place("watch"):
+            async with admission.place("asks") as ticket:
+                ticket.settle(Usage(1, 1), 2.5)
+                clock.now += 10.0
+            async with admission.place("leaves"):
+                clock.now += 7.0
+            levels = [admission._work.level(each) for each in ("watch", "asks", "leaves")]
+        assert levels == [0.0, 2.5, 7.0]
 
     async def test_a_share_that_grows_by_itself_is_noticed(self) -> None:
         """The other ingress tells that its request has ended; nothing ends here."""
@@ -348,10 +479,11 @@ class TestBodies:
         self, change: dict[str, Any], param: str
     ) -> None:
         orchestrator = ScriptedOrchestrator()
-        async with client(app_of(orchestrator, max_characters=2**20)) as http:
+        async with client(app_of(orchestrator, max_characters=2**20, max_model_len=64)) as http:
             reply = await http.post(CHAT, json=ASK | change, headers=GUEST)
         assert reply.status_code == 400
         error = reply.json()["error"]
         assert (error["param"], error["code"]) == (param, "context_length_exceeded")
         assert "4000002 characters" in error["message"] or "4000000 characters" in error["message"]
+        assert error["message"].startswith("This model's maximum context length is 64 tokens. ")
         assert not orchestrator.requests

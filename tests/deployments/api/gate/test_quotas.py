@@ -196,6 +196,9 @@ def test_long_prompts_are_read_a_few_at_a_time(board: QuotaBoard, clock: Clock) 
     assert lacking(board, "d", limits, long) is None
     clock.now += 601  # their ingress has died
     assert lacking(board, "e", limits, long) is None
+    assert lacking(board, "f", limits, 1000) is None
+    board.correct("f", long)  # it is longer than it looked
+    assert lacking(board, "g", limits, long) == "long prefills"
 
 
 def test_a_window_is_the_sum_of_a_minute() -> None:
@@ -263,6 +266,7 @@ async def test_all_ingresses_of_an_application_share_one_board(ray_cluster: str)
 
     from deployments.api.gate.gossip import call_shared
 
+    await call_shared(QuotaBoard, "quotas/a")("settle", "none", None)  # starts its process
     here, there = (Quotas(call_shared(QuotaBoard, "quotas/a")) for _ in range(2))
     limits = Limits(requests=2)
     found = [await each.reserve("acme", limits, 1) for each in (here, there, here)]

@@ -19,7 +19,7 @@ from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig, ApiKey, ModelCard
 from deployments.config.tenants import hash_key
 from rapid import errors
-from rapid.messages import Finished, TextDelta
+from rapid.events import Finished, TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 from tests.deployments.serving import served
 

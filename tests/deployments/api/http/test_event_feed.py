@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from ray.exceptions import TaskCancelledError
 
-from deployments.api.http.event_feed import ClientLeft, EventFeed
-from rapid.errors import EngineFailed
-from rapid.messages import GenerationEvent, TextDelta
+from deployments.api.http.event_feed import ClientLeft, EventFeed, read_deadline
+from rapid.errors import BadRequest, DeadlinePassed, EngineFailed
+from rapid.events import GenerationEvent, TextDelta
 
 
 class Client:
@@ -101,3 +101,34 @@ async def test_an_answer_that_just_stops_is_an_error(
         await feed.next()
         with pytest.raises(EngineFailed, match=sentence):
             await feed.next()
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(None, None), ("30", 28.0), ("2.5", 0.5), ("1", -1.0), ("2000-01-01T00:00:00Z", -1e8)],
+)
+def test_a_deadline_is_a_number_of_seconds_or_a_time(given: str | None, seconds: float | None):
+    left = read_deadline(given, 2.0)
+    if given is None or seconds is None:
+        assert left is None
+    else:
+        assert left is not None
+        assert left == seconds or left < seconds == -1e8
+
+
+@pytest.mark.parametrize("given", ["", "soon", "-1", "1e3", "2026-01-31", "2026-01-31T12:00:00"])
+def test_another_deadline_is_refused_by_its_name(given: str):
+    with pytest.raises(BadRequest) as refused:
+        read_deadline(given, 0.0)
+    assert refused.value.param == "x-request-deadline"
+
+
+async def test_an_answer_that_comes_too_late_is_ended():
+    answer, client = Answer(), Client()
+    async with EventFeed(
+        answer.events, client.receive, lambda _: None, lambda error: error, 0.01
+    ) as feed:
+        assert await feed.next() == TextDelta(0, "Hel")
+        with pytest.raises(DeadlinePassed):
+            await feed.next()
+    assert answer.is_closed

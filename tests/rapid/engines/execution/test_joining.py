@@ -10,6 +10,7 @@ import pytest
 import torch
 from typing_extensions import override
 
+from rapid.engine_status import LeaseUsage
 from rapid.engines.attention.batch import Feed
 from rapid.engines.execution.joining import wait_s
 from rapid.engines.execution.scheduling import Scheduler
@@ -57,7 +58,9 @@ class Rows(Work):
 
 class FakeLease:
     def __init__(self) -> None:
-        self.request = SimpleNamespace(terms=SimpleNamespace(tenant="local"), traceparent="")
+        terms = SimpleNamespace(tenant="local", weight=1)
+        self.request = SimpleNamespace(terms=terms, traceparent="")
+        self.used, self.is_over = LeaseUsage(), False
 
 
 class Machine:

@@ -10,6 +10,7 @@ import torch
 from typing_extensions import override
 
 from evaluation.drivers import in_process
+from rapid.engine_status import LeaseUsage
 from rapid.engines.attention.batch import Feed
 from rapid.engines.execution.scheduling import Scheduled, Scheduler
 from rapid.engines.kv.cache import PageTable
@@ -20,15 +21,17 @@ TABLE = PageTable((), 16)
 
 
 class FakeLease:
-    def __init__(self, tenant: str) -> None:
-        self.request = SimpleNamespace(terms=SimpleNamespace(tenant=tenant), traceparent="")
+    def __init__(self, tenant: str, weight: int = 1) -> None:
+        terms = SimpleNamespace(tenant=tenant, weight=weight)
+        self.request = SimpleNamespace(terms=terms, traceparent="")
+        self.used, self.is_over = LeaseUsage(), False
 
 
 class FakeWork(Work):
     """Rows that are never computed: a prefill of `num_rows`, or `num_rows` in every step."""
 
-    def __init__(self, kind: Any, num_rows: int, tenant: str = "local") -> None:
-        super().__init__(FakeLease(tenant), (0,))  # type: ignore[arg-type]
+    def __init__(self, kind: Any, num_rows: int, tenant: str = "local", weight: int = 1) -> None:
+        super().__init__(FakeLease(tenant, weight), (0,))  # type: ignore[arg-type]
         self.kind = kind
         self.num_rows = num_rows
         self.num_fed = 0
@@ -83,6 +86,7 @@ class Machine:
             seconds += rows * (ROW_S + KEY_S * (feed.position + rows / 2))
         self.now += seconds
         self.scheduler.observe(seconds, scheduled)
+        self.scheduler.charge(seconds, scheduled)
         for work, _ in scheduled:
             if isinstance(work, FakeWork) and work.num_fed == work.num_rows:
                 self.scheduler.drop(work)
@@ -242,18 +246,48 @@ def test_some_prefill_goes_on_however_dear_it_is() -> None:
     assert 16 + 10 <= prefill.num_fed <= 16 + 13
 
 
+@pytest.mark.parametrize("weight", [1, 3])
 @pytest.mark.parametrize("beside", [False, True])
-def test_tenants_share_equally_and_then_their_leases(beside: bool) -> None:
+def test_tenants_share_the_engine_by_weight_and_then_their_leases(
+    beside: bool, weight: int
+) -> None:
+    """By seconds: rows of the one that reads a single long prompt are deeper, and so dearer."""
     crowd = [FakeWork("prefill", 100_000, "crowd") for _ in range(3)]
-    alone = FakeWork("prefill", 100_000, "alone")
+    alone = FakeWork("prefill", 100_000, "alone", weight)
     machine = Machine(*crowd, alone, step_tokens=512)
     if beside:
         machine.scheduler.add(FakeWork("step", 1))
     for _ in range(240):
         machine.step()
-    assert alone.num_fed == pytest.approx(sum(work.num_fed for work in crowd), rel=0.05)
-    for work in crowd:
-        assert work.num_fed == pytest.approx(alone.num_fed / 3, rel=0.05)
+    used = [work.lease.used.busy_s for work in crowd]
+    assert alone.lease.used.busy_s == pytest.approx(weight * sum(used), rel=0.05)
+    num_fed = [work.num_fed for work in crowd]
+    assert num_fed == pytest.approx([sum(num_fed) / 3] * 3, rel=0.05)
+
+
+def test_what_leases_used_adds_up_to_the_seconds_of_all_steps() -> None:
+    prefills = [FakeWork("prefill", 500, tenant) for tenant in "abc"]
+    others = [FakeWork(kind, rows, "d") for kind, rows in (("step", 11), ("draft", 1))]
+    machine = Machine(*prefills, *others)
+    for _ in range(60):
+        machine.step()
+    used = [work.lease.used.busy_s for work in (*prefills, *others)]
+    assert sum(used) == pytest.approx(machine.scheduler.totals.seconds, rel=1e-9)
+    assert min(used) > 0
+
+
+def test_a_newcomer_waits_for_one_chunk_of_a_crowd_that_reads_without_end() -> None:
+    crowd = [FakeWork("prefill", 100_000, "crowd") for _ in range(16)]
+    machine = Machine(*crowd, step_tokens=512)
+    for _ in range(50):
+        machine.step()
+    guest = FakeWork("prefill", 2_000, "guest")
+    machine.scheduler.add(guest)
+    before, seconds = sum(work.num_fed for work in crowd), 0.0
+    while guest.num_fed < guest.num_rows:
+        seconds += machine.step()[1]
+    assert sum(work.num_fed for work in crowd) - before <= guest.num_rows + 512
+    assert seconds <= 2.2 * guest.lease.used.busy_s
 
 
 def test_leases_of_one_tenant_share_a_step() -> None:

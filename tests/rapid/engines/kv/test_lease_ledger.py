@@ -128,6 +128,28 @@ def test_shared_pages_are_held_once() -> None:
     assert ledger.admitted[-1] == "reader-4"
 
 
+def test_who_asked_of_late_finds_a_place_beside_a_crowd() -> None:
+    ledger = Ledger(num_pages=200, max_leases=16)
+    for number in range(20):
+        ledger.ask(f"crowd-{number}", 24, tenant="crowd")
+    assert len(ledger.admitted) == 16  # a tenant that is alone may have all
+    ledger.ask("guest-0", 24, tenant="guest")
+    ledger.release("crowd-0")
+    assert ledger.admitted[-1] == "guest-0"
+    ledger.release("guest-0")
+    for number in range(1, 4):  # two places are kept from now on
+        ledger.release(f"crowd-{number}")
+    assert len(ledger.admitted) == 19
+    ledger.ask("guest-1", 24, tenant="guest")
+    assert ledger.admitted[-2:] == ["guest-1", "crowd-18"]  # for whom no place is kept any more
+    ledger.check_integrity()
+    for number in range(256):  # the guest has not asked for long
+        ledger.withdraw(ledger.ask(f"more-{number}", 24, tenant="crowd"))
+    ledger.release("guest-1")
+    assert ledger.admitted[-1] == "crowd-19"
+    ledger.check_integrity()
+
+
 def test_a_large_lease_is_overtaken_a_few_times_and_then_no_more() -> None:
     ledger = Ledger(num_pages=20, max_leases=16)
     for number in range(6):  # 3 pages each
@@ -397,7 +419,10 @@ def test_choices_share_full_prompt_pages() -> None:
 
 def test_what_can_never_fit_is_refused_with_numbers() -> None:
     ledger = Ledger()
-    with pytest.raises(PromptTooLong, match="22 more than this model's context of 128"):
+    with pytest.raises(
+        PromptTooLong,
+        match=r"^This model.s maximum context length is 128 tokens\..*22 more than this",
+    ):
         ledger.ask("a", 160)
     with pytest.raises(PromptTooLong, match="the engine has 160"):
         ledger.ask("a", 120, num_choices=8, committed=((),) * 8)

@@ -184,3 +184,52 @@ def test_a_page_larger_than_a_read_is_read_whole(
     readv = os.readv
     monkeypatch.setattr(page_files.os, "readv", lambda file, into: readv(file, [into[0][:100]]))
     assert read(found, 0) == page(0)
+
+
+def lists(root: Path) -> set[str]:
+    return {path.stem for path in root.rglob("*.doc")}
+
+
+def test_pages_of_a_document_are_removed_whoever_wrote_them(tmp_path: Path) -> None:
+    writer = files(tmp_path)
+    writer.write(NAMES[0], "one", page(0), ["aa"])
+    writer.write(NAMES[1], "one", page(1), ["aa", "bb"])
+    writer.write(NAMES[2], "one", page(2))
+    files(tmp_path, context=b"\1" * 32).write(NAMES[3], "one", page(3), ["aa"])
+    other = files(tmp_path)
+    assert other.forget(["aa", "cc"]) == 3
+    assert [number for number in range(4) if path_of(tmp_path, number).exists()] == [2]
+    assert [NAMES[number] in other for number in range(3)] == [False, False, True]
+    assert lists(tmp_path) == {"bb"}
+    assert other.forget(["aa", "bb"]) == 0
+    assert lists(tmp_path) == set()
+
+
+def test_a_page_that_another_document_uses_is_listed_for_both(tmp_path: Path) -> None:
+    files(tmp_path).write(NAMES[0], "one", page(0), ["aa"])
+    found = files(tmp_path)
+    found.use_for([NAMES[0], NAMES[1]], ["bb"])
+    found.use_for([NAMES[0]], ["bb"])
+    (path,) = tmp_path.rglob("bb.doc")
+    assert path.read_bytes() == NAMES[0]
+    assert found.forget(["bb"]) == 1
+
+
+def test_a_name_that_was_written_in_part_is_none(tmp_path: Path) -> None:
+    found = files(tmp_path)
+    found.write(NAMES[0], "one", page(0), ["aa"])
+    (path,) = tmp_path.rglob("aa.doc")
+    path.write_bytes(path.read_bytes() + NAMES[1][:7])
+    assert files(tmp_path).forget(["aa"]) == 1
+
+
+def test_a_list_goes_with_its_last_page(tmp_path: Path) -> None:
+    writer = files(tmp_path, cap_bytes=1.5 * (PAGE_BYTES + 60))
+    writer.write(NAMES[0], "one", page(0), ["aa"])
+    (path,) = tmp_path.rglob("aa.doc")
+    os.utime(path, (0, 0))
+    os.utime(path_of(tmp_path, 0), (0, 0))
+    writer.write(NAMES[1], "one", page(1), ["bb"])
+    assert lists(tmp_path) == {"bb"}
+    writer.write(NAMES[0], "one", page(0), ["aa"])  # which lists it anew
+    assert writer.forget(["aa"]) == 1

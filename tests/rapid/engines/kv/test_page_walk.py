@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Collection, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from random import Random
@@ -24,7 +24,7 @@ import torch
 from rapid.config import EngineConfig, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.engines.execution.compute import ComputeThread
-from rapid.engines.execution.scheduling import Scheduled
+from rapid.engines.execution.scheduling import Scheduled, Scheduler
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable
 from rapid.engines.kv.disk_tier import DiskTier, Job
 from rapid.engines.kv.host_tier import HostTier, Move, RestorePace
@@ -127,15 +127,23 @@ class Shelf:
     def __init__(self, random: Random) -> None:
         self._random = random
         self._pages: dict[bytes, bytes] = {}
+        self._listed: set[tuple[str, bytes]] = set()
         self.folder = "a shelf"
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._pages
 
-    def use(self, name: bytes) -> None:
-        """It gives way to others, as any page may."""
-        if self._random.random() < 0.05:
-            self._pages.pop(name, None)
+    def use_for(self, names: Iterable[bytes], documents: Collection[str]) -> None:
+        """They give way to others, as any page may."""
+        for name in names:
+            if self._random.random() < 0.05:
+                self._pages.pop(name, None)
+            if name in self._pages:
+                self._listed.update((each, name) for each in documents)
+
+    def forget(self, documents: Collection[str]) -> int:
+        names = {name for each, name in self._listed if each in documents}
+        return sum(self._pages.pop(name, None) is not None for name in names)
 
     def read(self, name: bytes, page: memoryview) -> bool:
         content = self._pages.get(name)
@@ -146,8 +154,11 @@ class Shelf:
         page[:] = content
         return True
 
-    def write(self, name: bytes, tenant: str, page: memoryview) -> None:
+    def write(self, name: bytes, tenant: str, page: memoryview, documents: Collection[str]) -> None:
+        self._listed.update((each, name) for each in documents)
         self._pages[name] = bytes(page)
+
+    num_bytes = 0
 
 
 def open_disk(_: object, config: EngineConfig, host: HostTier) -> DiskTier:
@@ -174,6 +185,9 @@ class Walk:
         self._now = 0.0
         self._clients: list[Client] = []
         self._num_clients = 0
+        self.num_forgotten = 0
+        self._forgetting: tuple[LeaseRequest, Coroutine[object, None, Any]] | None = None
+        self._has_come_again = False  # whether its tenant has asked since
         self._requests = list(requests(self._random))
         self._recent = deque(self._requests[:1], maxlen=3)  # most come for what others came for
         layout = KVLayout(1, 1, torch.float32, (torch.device("cpu"),))
@@ -187,7 +201,8 @@ class Walk:
             max_leases=4,
             step_tokens=16,
         )
-        self.engine = Engine(replace(loaded(), kv_layout=layout), config, clock=lambda: self._now)
+        model = replace(loaded(), kv_layout=layout)
+        self.engine = Engine(model, config, clock=lambda: self._now, is_watched=False)
         self._keys, self._values = floats(self.engine._compute.runner.cache)
         host = self.engine._compute.host
         assert host is not None
@@ -241,6 +256,8 @@ class Walk:
         assert not self._host._held
         assert len(self._host._free) + len(self._host._page_of) == len(self._host.blocks)
         self.engine.close()
+        if self._forgetting is not None:
+            self._forgetting[1].close()
         for client in self._clients:
             self._listen(client)
 
@@ -255,14 +272,52 @@ class Walk:
                 self._come()
             elif self._clients:
                 self._go_on(self._random.choice(self._clients))
+        self._forget()
         if self._random.random() < 0.002:
             self._now += 2 * self.engine._config.lease_ttl_s
+
+    def _forget(self) -> None:
+        """Have a document forgotten, and look for it as soon as it is said to be."""
+        if self._forgetting is None:
+            if self._random.random() < 0.02:
+                request = self._random.choice(self._requests)
+                self._forgetting = request, self.engine.forget(request.terms.documents)
+                self._has_come_again = False
+            return
+        request, forgetting = self._forgetting
+        try:
+            forgetting.send(None)
+            return
+        except StopIteration as done:
+            is_pending = any(each.pending for each in done.value)
+        self._forgetting = None
+        if is_pending or self._has_come_again:
+            return
+        self.num_forgotten += 1
+        names, others = set[bytes](), set[bytes]()
+        for each in self._requests:
+            is_it = each.terms.documents == request.terms.documents
+            found = page_names(each.prompt_ids, PAGE_TOKENS, each.terms.tenant)
+            (names if is_it else others).update(found)
+        names -= others  # how another one begins as well
+        prefixes, shelf = self.engine._state.ledger.prefixes, self._disk.files
+        assert not names & prefixes._page_of.keys()
+        assert not names & set(self._host)
+        assert not names & set(self._host.tags)
+        assert not names & set(prefixes.tags)
+        assert not any(name in shelf for name in names)
+        assert not names & self._disk.names_in_transit
 
     def _come(self) -> None:
         lease_id = str(self._num_clients)
         self._num_clients += 1
         self._recent.append(self._random.choice((*self._requests, *self._recent * 6)))
         request = replace(self._random.choice(self._recent), lease_id=lease_id)
+        if self._forgetting is not None:
+            tenant = self._forgetting[0].terms.tenant
+            while request.terms.tenant == tenant and self._random.random() < 0.95:
+                request = replace(self._random.choice(self._requests), lease_id=lease_id)
+            self._has_come_again = self._has_come_again or request.terms.tenant == tenant
         client = Client(lease_id, self.engine.open(request))
         self._clients.append(client)
         self._listen(client)
@@ -388,7 +443,7 @@ def requests(random: Random) -> Generator[LeaseRequest, None, None]:
     documents = [[random.randrange(4, 90) for _ in range(13)] for _ in range(2)]
     documents[0][:4] = documents[1][:4]
     for tenant in ("one", "two"):
-        for document in documents:
+        for number, document in enumerate(documents):
             for length in (5, 9, 13):
                 num_choices = random.choice((1, 1, 2))
                 committed = [[random.randrange(4, 90)] * (1 + i) for i in range(num_choices)]
@@ -399,6 +454,7 @@ def requests(random: Random) -> Generator[LeaseRequest, None, None]:
                     committed=tuple(map(tuple, committed)),
                     speculation=SpeculationConfig(eta=0.0, max_draft=1),
                     tenant=tenant,
+                    documents=frozenset({f"{tenant} {number}"}),
                 )
 
 
@@ -410,6 +466,10 @@ def test_every_page_handed_out_is_as_if_computed_now(
         logging.CRITICAL, "rapid.engines.execution.compute"
     )  # what breaks here is meant to
     monkeypatch.setattr(ComputeThread, "_loop", lambda _: None)
+    # Whose lease is next depends on what was used: rows instead of measured seconds.
+    monkeypatch.setattr(
+        Scheduler, "_split", lambda _, __, rows: [len(r.token_ids) for _, r in rows]
+    )
     monkeypatch.setattr("rapid.engines.engine.Reply", Answer)
     monkeypatch.setattr("rapid.engines.engine.open_disk_tier", open_disk)
     monkeypatch.setattr(DiskTier, "start", lambda *_: None)
@@ -417,4 +477,5 @@ def test_every_page_handed_out_is_as_if_computed_now(
     walk.go()
     walk.end()
     counts = (walk.num_cached, walk.num_restored, walk.num_read, walk.num_broken)
+    assert walk.num_forgotten > NUM_STEPS // 20_000
     assert min(counts) > NUM_STEPS // 20_000

@@ -415,6 +415,52 @@ def test_room_is_made_in_one_piece() -> None:
     cache.check_integrity([*held[9::2], [PageRun(0, 4)]])
 
 
+class Readers:
+    """Tenants that read documents into a pool, on a clock that stands still until it is moved."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.now = 0.0
+        self.pool = PagePool(num_pages)
+        self.cache = PrefixCache(self.pool, clock=lambda: self.now)
+
+    def read(self, tenant: str, document: int, num_pages: int) -> int:
+        """Read a document; return how many of its pages were there."""
+        names = page_names(as_prompt([document, *range(8 * num_pages)]), 8, tenant)
+        held = self.cache.take(names, num_pages, tenant)
+        pages = pages_of(held, num_pages)
+        num_kept = self.cache.num_in_a_row(pages, 0, computed=True)
+        self.cache.note_computed(pages)
+        self.cache.free(held)
+        self.cache.check_integrity([])
+        return num_kept
+
+
+def test_a_quiet_tenants_document_stays_through_the_flood_of_another() -> None:
+    readers = Readers(20)
+    readers.read("quiet", 0, 8)
+    assert sum(readers.read("flood", number, 4) for number in range(50)) == 0
+    assert readers.read("quiet", 0, 8) == 8
+    assert readers.read("flood", 49, 4) == 4  # of its own the latest stay
+
+
+def test_who_is_farthest_above_its_floor_gives_way_and_with_its_oldest_pages() -> None:
+    readers = Readers(20)
+    for tenant, document, num_pages in (("a", 0, 5), ("b", 0, 6), ("b", 1, 6), ("c", 0, 3)):
+        readers.read(tenant, document, num_pages)
+    readers.read("c", 1, 4)
+    assert [readers.read("a", 0, 5), readers.read("c", 0, 3), readers.read("b", 1, 6)] == [5, 3, 6]
+
+
+def test_the_floor_of_who_reads_nothing_for_an_hour_ends() -> None:
+    readers = Readers(20)
+    readers.read("gone", 0, 8)
+    readers.read("busy", 0, 12)
+    readers.now = 3601.0
+    readers.read("busy", 1, 8)
+    assert readers.read("busy", 0, 12) == 12
+    assert readers.read("gone", 0, 8) == 0
+
+
 def test_a_page_missing_in_the_middle_is_computed_and_the_rest_kept() -> None:
     cache = PrefixCache(PagePool(8))
     names = page_names(as_prompt(range(33)), 8, "one")

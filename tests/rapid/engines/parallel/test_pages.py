@@ -12,7 +12,12 @@ from rapid.engines.forward.loading import LoadedModel
 from rapid.engines.kv.page_files import PageFiles
 from rapid.messages import Int32Array
 from tests.rapid.engines.kv.test_disk_tier import ask, until_idle
-from tests.rapid.tiny_models import engine_config, random_prompt, reference_greedy
+from tests.rapid.tiny_models import (
+    engine_config,
+    lease_request,
+    random_prompt,
+    reference_greedy,
+)
 
 DOCUMENT = random_prompt(97, seed=1)  # twelve pages and a token
 ANSWER = reference_greedy(DOCUMENT.tolist(), 4)
@@ -122,4 +127,22 @@ async def test_a_process_that_cannot_write_ends_writing(
     await until_idle(engine)
     assert "cannot write its part" in caplog.text
     assert not list(first.rglob("*.kv"))
+    engine.close()
+
+
+async def test_what_is_forgotten_is_gone_in_both(in_two: LoadedModel, tmp_path: Path) -> None:
+    engine = started(in_two, tmp_path)
+    assert engine._disk is not None
+    for prompt, name in ((DOCUMENT, "aa"), (random_prompt(97, seed=2), "bb")):
+        await engine.open(lease_request("a", prompt, max_tokens=4, documents=frozenset({name})))
+        await engine.prefill("a")
+        engine.release("a")
+    await until_idle(engine)
+    found = {each.place: each.num_found for each in await engine.forget({"aa"})}
+    # Each process removes what it finds of both: only the leader's number is told.
+    assert found.keys() == {"memory", "host memory", "disk"}
+    assert found["memory"] == found["host memory"] == 12
+    for path in folders_of(engine, tmp_path):
+        assert len([*path.rglob("*.kv")]) == 12
+    assert (await ask(engine, DOCUMENT)) == (ANSWER, 0)
     engine.close()

@@ -53,6 +53,7 @@ SAMPLINGS = st.builds(
     temperature=st.sampled_from([0, 1, 1, 0.7, 2, 0.05, 1e-4]),
     top_k=st.sampled_from([None, None, None, 1, 2, 50]),
     top_p=st.sampled_from([1, 1, 1, 0.9, 0.5, 0.1]),
+    min_p=st.sampled_from([0, 0, 0, 0.1, 1]),
     seed=st.integers(-(2**63), 2**63 - 1),
 )
 SPECULATIONS = st.builds(
@@ -188,11 +189,12 @@ def usual(num_blocks: int, transfer, is_witnessed, coupling, **sampling: Any) ->
     return blocks(np.random.default_rng(1), draws, 500, **told_by)
 
 
+@pytest.mark.parametrize("min_p", [0.0, 0.05])
 @pytest.mark.parametrize(("transfer", "is_witnessed", "coupling"), SETTINGS)
 def test_nearly_all_rows_of_usual_settings_need_no_specification(
-    transfer, is_witnessed, coupling, specifying
+    transfer, is_witnessed, coupling, min_p, specifying
 ):
-    questions = usual(40, transfer, is_witnessed, coupling)
+    questions = usual(40, transfer, is_witnessed, coupling, min_p=min_p)
     expected = [told(question.by_specification()) for question in questions]
     specifying.clear()
     assert [told(one) for one in answer_questions(questions)] == expected
@@ -217,7 +219,7 @@ def test_blocks_of_all_settings_are_judged_in_one_batch(specifying):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("sampling", [
     SamplingConfig(temperature=0), SamplingConfig(top_k=2), SamplingConfig(top_p=0.5),
-    SamplingConfig(top_k=3, top_p=0.4),
+    SamplingConfig(top_k=3, top_p=0.4), SamplingConfig(min_p=1),
 ])  # fmt: skip
 def test_of_equal_tokens_the_specification_decides(way, sampling):
     for seed in range(20 if way == "one by one" else 1):
@@ -379,6 +381,7 @@ def test_drafts_are_drawn_on_their_device_as_propose_draws_them(seed):
                     temperature=float(numbers.choice([0, 0.3, 1, 2])),
                     top_k=numbers.choice([None, 5, 1000]),
                     top_p=float(numbers.choice([1, 0.8])),
+                    min_p=float(numbers.choice([0, 0.1])),
                     seed=int(numbers.integers(-(2**63), 2**63)),
                 ),
                 SpeculationConfig(
@@ -440,6 +443,7 @@ def test_nothing_asked_is_nothing_answered():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("sampling", [
     SamplingConfig(), SamplingConfig(temperature=0), SamplingConfig(top_k=50, top_p=0.9),
+    SamplingConfig(min_p=0.05),
 ])  # fmt: skip
 @pytest.mark.parametrize("coupling", get_args(Coupling))
 @pytest.mark.parametrize("transfer", get_args(Transfer))

@@ -1,0 +1,1 @@
+"""OpenAI's older dialect: raw prompts to requests, events to text completions."""

@@ -1,0 +1,1 @@
+"""Anthropic's messages as a dialect: blocks to a chat, events to blocks."""

@@ -1,0 +1,192 @@
+"""A response while its answer grows, and the events that tell of it, in OpenAI's order.
+
+The events are a function of the response at its end and of the steps in which it grew, so that they
+can be told again from what is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from deployments.api.dialects.responses.input_items import Json
+
+Step = Sequence[int]
+"""An item's place in the output, the characters that it grew by, and its log-probabilities."""
+
+_SEARCH = "response.file_search_call"
+
+
+class GrowingResponse:
+    """Makes the events of one response.
+
+    Attributes:
+        output: The items so far.
+        steps: How they grew.
+    """
+
+    def __init__(self, beginning: Json, search: Json | None, *, shows_results: bool) -> None:
+        """Tell nothing yet.
+
+        Args:
+            beginning: The response before there is any answer.
+            search: The item of the search; None for none.
+            shows_results: Whether its results are told, which are known at the end.
+        """
+        self._beginning, self._shows_results = beginning, shows_results
+        self._search = search
+        self._number = 0
+        self._open: int | None = None  # the item that grows
+        self.output: list[Json] = []
+        self.steps: list[Step] = []
+
+    def begin(self) -> Iterator[Json]:
+        """Yield what is told before the answer."""
+        yield self._tell("response.created", response=self._beginning)
+        yield self._tell("response.in_progress", response=self._beginning)
+        if self._search is not None:
+            self.output.append(self._search)
+            begun = self._search | {"status": "in_progress"}
+            yield self._tell("response.output_item.added", output_index=0, item=begun)
+            place = {"output_index": 0, "item_id": self._search["id"]}
+            yield self._tell(f"{_SEARCH}.in_progress", **place)
+            yield self._tell(f"{_SEARCH}.searching", **place)
+            if not self._shows_results:
+                yield from self._end_search(self._search)
+
+    def add_text(self, text: str, logprobs: Sequence[Json] = ()) -> Iterator[Json]:
+        """Yield what is told of new text."""
+        if self._open is None or self.output[self._open]["type"] != "message":
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            message = {"type": "message", "role": "assistant", "content": []}
+            yield from self._add_item("msg", message)
+            place = {"content_index": 0} | self._place()
+            yield self._tell("response.content_part.added", **place, part=dict(part))
+            self.output[-1]["content"] = [part | {"logprobs": []}]
+        assert self._open is not None
+        part = self.output[self._open]["content"][0]
+        part["text"] += text
+        part["logprobs"] += logprobs
+        self.steps.append((self._open, len(text), len(logprobs)))
+        if text or logprobs:
+            place = {"content_index": 0} | self._place()
+            yield self._tell(
+                "response.output_text.delta", **place, delta=text, logprobs=list(logprobs)
+            )
+
+    def add_thoughts(self, text: str) -> Iterator[Json]:
+        """Yield what is told of new thinking."""
+        if self._open is None or self.output[self._open]["type"] != "reasoning":
+            yield from self._add_item("rs", {"type": "reasoning", "summary": [], "content": []})
+            part = {"type": "reasoning_text", "text": ""}
+            place = {"content_index": 0} | self._place()
+            yield self._tell("response.content_part.added", **place, part=dict(part))
+            self.output[-1]["content"] = [part]
+        assert self._open is not None
+        self.output[self._open]["content"][0]["text"] += text
+        self.steps.append((self._open, len(text), 0))
+        place = {"content_index": 0} | self._place()
+        yield self._tell("response.reasoning_text.delta", **place, delta=text)
+
+    def add_call(self, call_id: str, name: str, piece: str, *, begins: bool) -> Iterator[Json]:
+        """Yield what is told of a call of a function, or of more of its arguments."""
+        if begins:
+            call = {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
+            yield from self._add_item("fc", call)
+        assert self._open is not None
+        self.output[self._open]["arguments"] += piece
+        self.steps.append((self._open, len(piece), 0))
+        if piece:
+            kind = "response.function_call_arguments.delta"
+            yield self._tell(kind, **self._place(), delta=piece)
+
+    def end(self, ended: Json) -> Iterator[Json]:
+        """Yield what is told of the end of a response, which is `ended` then."""
+        self.output = ended["output"]
+        if self._search is not None and self._shows_results:
+            yield from self._end_search(self.output[0])
+        yield from self._end_item()
+        yield self._tell(f"response.{ended['status']}", response=ended)
+
+    def fail(self, error: Json) -> Json:
+        """Return what is told of a failure."""
+        failed = self._beginning | {"status": "failed", "error": error, "output": self.output}
+        return self._tell("response.failed", response=failed)
+
+    def _add_item(self, prefix: str, item: Json) -> Iterator[Json]:
+        yield from self._end_item()
+        unique = self._beginning["id"].partition("_")[2]
+        self._open = len(self.output)
+        item = {"id": f"{prefix}_{unique}_{self._open}"} | item | {"status": "in_progress"}
+        self.output.append(item)
+        place = {"output_index": self._open}
+        yield self._tell("response.output_item.added", **place, item=dict(item))
+
+    def _end_item(self) -> Iterator[Json]:
+        if self._open is None:
+            return
+        item = self.output[self._open]
+        if item["status"] == "in_progress":
+            item["status"] = "completed"
+        place = self._place()
+        if item["type"] == "message":
+            (part,), at = item["content"], {"content_index": 0} | place
+            for index, each in enumerate(part["annotations"]):
+                yield self._tell(
+                    "response.output_text.annotation.added",
+                    **at,
+                    annotation_index=index,
+                    annotation=each,
+                )
+            told = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield self._tell("response.output_text.done", **at, **told)
+            yield self._tell("response.content_part.done", **at, part=part)
+        elif item["type"] == "reasoning":
+            (part,), at = item["content"], {"content_index": 0} | place
+            yield self._tell("response.reasoning_text.done", **at, text=part["text"])
+            yield self._tell("response.content_part.done", **at, part=part)
+        elif item["type"] == "function_call":
+            told = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._tell("response.function_call_arguments.done", **place, **told)
+        yield self._tell("response.output_item.done", output_index=self._open, item=item)
+        self._open = None
+
+    def _end_search(self, item: Json) -> Iterator[Json]:
+        place = {"output_index": 0, "item_id": item["id"]}
+        yield self._tell(f"{_SEARCH}.completed", **place)
+        yield self._tell("response.output_item.done", output_index=0, item=item)
+
+    def _place(self) -> Json:
+        assert self._open is not None
+        return {"output_index": self._open, "item_id": self.output[self._open]["id"]}
+
+    def _tell(self, kind: str, **fields: Any) -> Json:
+        event = {"type": kind, "sequence_number": self._number} | fields
+        self._number += 1
+        return event
+
+
+def tell_again(ended: Json, steps: Iterable[Step], *, shows_results: bool) -> Iterator[Json]:
+    """Yield the events of a response that has ended, as they were told."""
+    unfinished: Json = {"status": "in_progress", "output": [], "usage": None}
+    unfinished |= {"completed_at": None, "incomplete_details": None}
+    first = ended["output"][0] if ended["output"] else None
+    search = first if first is not None and first["type"] == "file_search_call" else None
+    beginning = {k: v for k, v in ended.items() if k not in ("rapid", "metrics")} | unfinished
+    hidden = search and search | {"results": None}  # they are known at the end
+    growing = GrowingResponse(beginning, hidden, shows_results=shows_results)
+    yield from growing.begin()
+    at: dict[int, tuple[int, int]] = {}
+    for place, num_chars, num_logprobs in steps:
+        item, begins = ended["output"][place], place not in at
+        chars, logprobs = at.get(place, (0, 0))
+        at[place] = stop, last = chars + num_chars, logprobs + num_logprobs
+        if item["type"] == "function_call":
+            piece = item["arguments"][chars:stop]
+            yield from growing.add_call(item["call_id"], item["name"], piece, begins=begins)
+        elif item["type"] == "reasoning":
+            yield from growing.add_thoughts(item["content"][0]["text"][chars:stop])
+        else:
+            part = item["content"][0]
+            yield from growing.add_text(part["text"][chars:stop], part["logprobs"][logprobs:last])
+    yield from growing.end(ended)

@@ -1,0 +1,373 @@
+"""The body of ``POST /v1/responses``, as a request and as the chat that it is.
+
+What is not the route's own (`temperature`, `seed`, `rapid`, ...) means what it means in a chat, and
+is validated there. An error there is told by the name that the field has here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from deployments.api.dialects.chat.chat_request import ChatRequest
+from deployments.api.dialects.chat.parsing import CHAT_FIELDS, refuse_misplaced
+from deployments.api.dialects.renaming import Renaming
+from deployments.api.dialects.responses.input_items import as_messages, check_told
+from deployments.api.files.bodies_of_files import Metadata, RankingOptions
+from deployments.api.http.dialect import StoredNames
+from deployments.config.api_config import ApiConfig
+from library.attribute_filters import AttributeFilter
+from rapid.errors import BadRequest
+from rapid.requests import MAX_NAME, MAX_QUERY, Fields, Text, bad_request, refuse
+
+Json = dict[str, Any]
+Include = Literal[
+    "file_search_call.results",
+    "message.output_text.logprobs",
+    # Of tools that this server has not, so that there is nothing to include.
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # with the values that ask for nothing
+    "access_programs": ({},),
+    "background": (False,),
+    "background_options": ({},),
+    "context_management": ([],),
+    "image": ({},),
+    "logprobs": (False,),
+    "n": (1,),
+    "prompt": (),
+}
+_NAMES_HERE = {
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "thinking_token_budget": "reasoning.max_tokens",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "verbosity": "text.verbosity",
+}
+_TOOL_CHOICES = ("none", "auto", "required")
+
+
+class _OwnFields(Fields):
+    model_config = ConfigDict(extra="ignore")
+
+
+class FileSearch(_OwnFields):
+    """The tool that searches stored documents; the answer's model reads all of them.
+
+    Attributes:
+        max_num_results: The most passages that the answer lists.
+    """
+
+    type: Literal["file_search"]
+    vector_store_ids: list[Text] = Field(min_length=1)
+    filters: AttributeFilter | None = None
+    max_num_results: int | None = Field(None, ge=1, le=50)
+    ranking_options: RankingOptions | None = None
+
+
+class TextOptions(_OwnFields):
+    """The ``text`` of a request."""
+
+    format: dict[str, Any] | None = None
+    verbosity: Text | None = None
+
+
+class ConversationName(_OwnFields):
+    """A conversation as an object."""
+
+    id: Text
+
+
+class ReasoningSettings(_OwnFields):
+    """The ``reasoning`` of a request; a summary of it is never made.
+
+    Attributes:
+        max_tokens: Most tokens of it.
+    """
+
+    effort: Text | None = None
+    max_tokens: int | None = Field(None, ge=0)
+
+
+def _as_id(given: object) -> object:
+    return given.get("id") if isinstance(given, dict) else given
+
+
+def _is_text_or(kind: type, what: str) -> BeforeValidator:
+    def check(given: object) -> object:
+        if given is not None and not isinstance(given, str | kind):
+            refuse("kind", f"must be a string or {what}")
+        return given
+
+    items = dict[str, Any] if kind is dict else list[dict[str, Any]]
+    return BeforeValidator(check, json_schema_input_type=str | items | None)
+
+
+Input = Annotated[Any, _is_text_or(list, "a list of items")]
+
+
+class ResponsesRequest(_OwnFields):
+    """The fields of ``POST /v1/responses`` that a chat has not, or by another name."""
+
+    model: Text = Field(max_length=MAX_NAME)
+    input: Input = None
+    instructions: Text | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    max_tool_calls: int | None = Field(None, ge=1)
+    metadata: Metadata | None = None
+    store: bool | None = None
+    previous_response_id: Text | None = None
+    conversation: Annotated[
+        Text | None,
+        BeforeValidator(_as_id, json_schema_input_type=str | ConversationName | None),
+    ] = None
+    stream: bool | None = None
+    include: list[Include] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Annotated[Any, _is_text_or(dict, "an object")] = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningSettings | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    user: Text | None = None
+    prompt_cache_key: Text | None = None
+    safety_identifier: Text | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    @model_validator(mode="after")
+    def _has_one_history(self) -> ResponsesRequest:
+        if self.conversation is not None and self.previous_response_id is not None:
+            refuse("history", "must have previous_response_id or conversation, not both")
+        return self
+
+
+_RENAMED = {name: here for name, here in _NAMES_HERE.items() if "." not in name}
+RESPONSES_FIELDS = CHAT_FIELDS.derive(
+    ResponsesRequest.model_fields, _UNSUPPORTED, ("stream_options",), _RENAMED
+)
+
+
+@dataclass(frozen=True)
+class Past:
+    """What came before a request.
+
+    Attributes:
+        items: The items, oldest first.
+        param: The field that named it.
+        rapid: The stored documents that it named, as fields of ``rapid``.
+    """
+
+    items: Sequence[Json] = ()
+    param: str = "previous_response_id"
+    rapid: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ResponsesQuestion:
+    """A request with the chat that it is.
+
+    Attributes:
+        items: Its own items.
+        tenant: Who asks.
+        search: Its tool for stored documents, if it has one that may be used.
+        renaming: The names that the fields of the chat have here.
+        temperature: Of the answer.
+        is_kept: Whether the response is to be kept.
+        past: What came before it.
+    """
+
+    body: ResponsesRequest
+    chat: ChatRequest
+    items: Sequence[Json]
+    tenant: str
+    search: FileSearch | None
+    renaming: Renaming
+    temperature: float
+    is_kept: bool
+    past: Past
+
+    @property
+    def stored(self) -> StoredNames | None:
+        """The stored documents that it names; None for none."""
+        return self.chat.stored
+
+    @property
+    def query(self) -> str:
+        """What is searched for, at its longest."""
+        rapid = self.chat.rapid
+        if rapid is not None and rapid.query:
+            return rapid.query
+        asked = next(each for each in reversed(self.chat.messages) if each.role == "user")
+        return asked.content[-MAX_QUERY:]
+
+    @property
+    def shows_results(self) -> bool:
+        """Whether the response lists what a search found."""
+        return "file_search_call.results" in (self.body.include or ())
+
+    def field_of(self, param: str | None) -> str | None:
+        """Return the caller's name for a field of the `GenerateRequest`."""
+        param = self.chat.field_of(param)
+        return param and self.renaming.name(param)
+
+
+def read_body(fields: Json) -> ResponsesRequest:
+    """Validate the fields of a body that are the route's own, and return them.
+
+    Raises:
+        BadRequest: One is invalid or not supported; it is named.
+    """
+    refuse_misplaced(fields, ResponsesRequest)
+    RESPONSES_FIELDS.list_ignored(fields)  # which refuses those that are not supported
+    for name in ("tools", "tool_choice", "text"):  # which the response repeats as they are
+        check_told(fields.get(name), name)
+    try:
+        return ResponsesRequest.model_validate(fields)
+    except ValidationError as error:
+        raise bad_request(error, ResponsesRequest) from None
+
+
+def ask(
+    fields: Json, body: ResponsesRequest, items: Sequence[Json], past: Past, config: ApiConfig
+) -> tuple[ChatRequest, FileSearch | None, Renaming]:
+    """Return the chat that a body is after what came before, its search, and its names."""
+    named = [("instructions", _system(body.instructions))] if body.instructions else []
+    named += [(past.param, message) for _, message in as_messages(past.items)]
+    named += [(f"input[{place}]", message) for place, message in as_messages(items)]
+    places = [place for place, _ in named]
+    search, functions = _read_tools(body)
+    choice = body.tool_choice
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        search, functions, choice = _allow(choice, search, functions)
+    rapid = fields.get("rapid")
+    if rapid is None or isinstance(rapid, dict):
+        own = {} if body.truncation is None else {"truncation": body.truncation}
+        rapid = _attach(past.rapid, search, body.tools or (), own | (rapid or {}))
+    in_chats = {*RESPONSES_FIELDS.honoured} - {*ResponsesRequest.model_fields}
+    chat: Json = {name: value for name, value in fields.items() if name in in_chats}
+    chat |= {
+        "model": body.model,
+        "messages": [message for _, message in named],
+        "stream": body.stream,
+        "max_completion_tokens": body.max_output_tokens,
+        "logprobs": _has_logprobs(body),
+        "top_logprobs": body.top_logprobs if _has_logprobs(body) else None,
+        "rapid": rapid,
+        **_format(body.text),
+    }
+    reasoning = body.reasoning or ReasoningSettings()
+    for name, given in (
+        ("reasoning_effort", reasoning.effort),
+        ("thinking_token_budget", reasoning.max_tokens),
+    ):
+        chat[name] = fields.get(name) if given is None else given
+    if functions:
+        chat |= {"tools": list(functions.values()), "tool_choice": _choose(choice)}
+        if body.parallel_tool_calls is not None:
+            chat["parallel_tool_calls"] = body.parallel_tool_calls
+    renaming = Renaming(_NAMES_HERE, places, list(functions))
+    asked = renaming.check(chat, config).ignore(RESPONSES_FIELDS.list_ignored(fields))
+    return asked, search, renaming
+
+
+def _has_logprobs(body: ResponsesRequest) -> bool:
+    return "message.output_text.logprobs" in (body.include or ()) or bool(body.top_logprobs)
+
+
+def _system(text: str) -> Json:
+    return {"role": "system", "content": text}
+
+
+def _read_tools(body: ResponsesRequest) -> tuple[FileSearch | None, dict[int, Json]]:
+    """Return the search of stored documents, and the functions as a chat has them, by place."""
+    search, functions = None, dict[int, Json]()
+    for index, tool in enumerate(body.tools or ()):
+        kind, where = tool.get("type"), f"tools[{index}]"
+        if kind == "function":
+            names = ("name", "description", "parameters", "strict")
+            given = {name: tool[name] for name in names if tool.get(name) is not None}
+            functions[index] = {"type": "function", "function": given}
+        elif kind == "file_search":
+            if search is not None:
+                raise BadRequest(f"{where} is a second file_search: name all stores in one.", where)
+            try:
+                search = FileSearch.model_validate(tool)
+            except ValidationError as error:
+                refused = bad_request(error, FileSearch)
+                param = f"{where}.{refused.param}"
+                raise BadRequest(f"{where}.{refused}", param, refused.code) from None
+        else:
+            message = f"{where}.type {kind!r} is not supported: a tool is a function or file_search"
+            raise BadRequest(message, f"{where}.type", "unsupported")
+    choice = body.tool_choice
+    if isinstance(choice, str) and choice not in _TOOL_CHOICES:
+        known = ", ".join(map(repr, _TOOL_CHOICES))
+        raise BadRequest(f"tool_choice must be one of {known}, or an object.", "tool_choice")
+    return None if choice == "none" else search, functions
+
+
+def _attach(past: Json, search: FileSearch | None, tools: Sequence[Json], given: Json) -> Json:
+    """Return the ``rapid`` of a request, to which belongs what was attached before.
+
+    Files are added to those before; vector stores take the place of those before.
+    """
+    found = dict(past)
+    if search is not None:
+        filters = next(each.get("filters") for each in tools if each.get("type") == "file_search")
+        found |= {"vector_store_ids": search.vector_store_ids, "filters": filters}
+    rapid = found | given
+    if isinstance(given.get("file_ids"), list):
+        rapid["file_ids"] = [*past.get("file_ids", ()), *given["file_ids"]]
+    return rapid
+
+
+def _allow(
+    choice: Json, search: FileSearch | None, functions: dict[int, Json]
+) -> tuple[FileSearch | None, dict[int, Json], str]:
+    """Return the tools that a choice allows, of which alone the model is told, and its mode."""
+    allowed, mode = choice.get("tools"), choice.get("mode", "auto")
+    if mode not in ("auto", "required"):
+        raise BadRequest("tool_choice.mode must be 'auto' or 'required'.", "tool_choice.mode")
+    is_list = isinstance(allowed, list) and all(isinstance(each, dict) for each in allowed)
+    if not is_list or not allowed:
+        raise BadRequest("tool_choice.tools must be a list of tools.", "tool_choice.tools")
+    kinds = [each.get("type") for each in allowed]
+    names = [each.get("name") for each in allowed if each.get("type") == "function"]
+    known = [each["function"].get("name") for each in functions.values()]
+    for index, kind in enumerate(kinds):
+        is_known = search is not None if kind == "file_search" else kind == "function"
+        if not is_known or (kind == "function" and allowed[index].get("name") not in known):
+            param = f"tool_choice.tools[{index}]"
+            raise BadRequest(f"{param} is none of the tools.", param)
+    kept = {at: each for at, each in functions.items() if each["function"].get("name") in names}
+    return search if "file_search" in kinds else None, kept, mode
+
+
+def _choose(choice: str | Json | None) -> str | Json | None:
+    """Return a choice among functions as a chat has it; a search is made in any case."""
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return "auto" if choice.get("type") == "file_search" else choice
+
+
+def _format(text: TextOptions | None) -> Json:
+    chat: Json = {} if text is None else {"verbosity": text.verbosity}
+    if text is not None and text.format is not None:
+        form = chat["response_format"] = {"type": text.format.get("type")}
+        if form["type"] == "json_schema":
+            form["json_schema"] = {k: v for k, v in text.format.items() if k != "type"}
+    return chat

@@ -1,0 +1,1 @@
+"""The routes about models that generate nothing: their names, tokens and vectors."""

@@ -1,0 +1,34 @@
+"""instructor: structured answers in its modes."""
+
+from __future__ import annotations
+
+import instructor
+import openai
+from tries import KEY, MODEL, QUESTION, URL, Light, run
+
+
+def _ask(mode: instructor.Mode) -> None:
+    plain = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=300)
+    answer = instructor.from_openai(plain, mode=mode).chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": QUESTION}],
+        response_model=Light,
+        max_tokens=100,
+        max_retries=0,
+    )
+    assert isinstance(answer, Light)
+
+
+def tools() -> None:
+    _ask(instructor.Mode.TOOLS)
+
+
+def tools_strict() -> None:
+    _ask(instructor.Mode.TOOLS_STRICT)
+
+
+def json_schema() -> None:
+    _ask(instructor.Mode.JSON_SCHEMA)
+
+
+run(tools, tools_strict, json_schema)

@@ -1,0 +1,200 @@
+"""The responses that tenants may come back to: kept, continued, and deleted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from sqlalchemy import CTE, delete, literal, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from library.conversations import Conversations
+from library.database import Database
+from library.room import check_room, measure
+from library.schema import ResponseRow
+from library.traces_of_files import erase_lost_files
+from rapid.errors import UnknownDocument
+
+_KEPT_S = 30 * 86_400  # as OpenAI's: thirty days
+_DAY_S = 86_400  # that a chain is prolonged by more, so that it is written once a day
+_LONGEST_CHAIN = 10_000  # responses that one prolongs
+_PART_BYTES = 8 * 2**20  # of responses that are read at once
+_NS = 10**9  # nanoseconds of a second
+
+
+class Link(NamedTuple):
+    """One response of a chain, and its bytes."""
+
+    id: str
+    previous_id: str | None
+    num_bytes: int
+
+
+class Said(NamedTuple):
+    """What requests take from a response: its items, old to new, and its stored documents."""
+
+    id: str
+    items: Sequence[dict[str, Any]]
+    attached: dict[str, Any]
+
+
+class KeptResponses:
+    """The responses in a database."""
+
+    def __init__(
+        self,
+        database: Database,
+        conversations: Conversations,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._database, self._conversations = database, conversations
+        self._clock_ns = clock_ns
+
+    async def keep(
+        self,
+        tenant: str,
+        response: dict[str, Any],
+        input_items: Sequence[dict[str, Any]],
+        steps: Sequence[Any],
+        attached: dict[str, Any],
+    ) -> None:
+        """Keep a response that has ended; if it is of a conversation, its items belong to that.
+
+        Args:
+            tenant: Its owner.
+            response: The object; with ``store`` false only the conversation gets its items.
+            input_items: What was new in its request.
+            steps: How its output grew.
+            attached: The stored documents that its request named.
+
+        Raises:
+            BadRequest: The tenant has too much; what a conversation gets was asked for before.
+        """
+        now = self._clock_ns()
+        named = response.get("conversation")
+        async with self._database.write() as session:
+            whole = [response, list(input_items), attached]
+            response, input_items, attached = await erase_lost_files(session, tenant, whole)
+            if named is not None:
+                items = [*input_items, *response["output"]]
+                await self._conversations.append(session, tenant, named["id"], items)
+            if response["store"]:
+                previous_id = response["previous_response_id"]
+                size = measure(response, list(input_items), list(steps), attached)
+                if named is None:
+                    most = self._conversations.max_bytes
+                    await check_room(session, tenant, size, most, "store")
+                if previous_id is not None:
+                    await self._prolong(session, tenant, previous_id, now // _NS + _KEPT_S)
+                session.add(
+                    ResponseRow(
+                        id=response["id"],
+                        tenant=tenant,
+                        created=now,
+                        expires_at=now // _NS + _KEPT_S,
+                        previous_id=previous_id,
+                        response=response,
+                        input_items=list(input_items),
+                        steps=list(steps),
+                        attached=attached,
+                        num_bytes=size,
+                    )
+                )
+
+    async def _prolong(
+        self, session: AsyncSession, tenant: str, response_id: str, expires_at: int
+    ) -> None:
+        """Keep a chain for as long as a response that goes on from it."""
+        await self._database.take_turn(session, tenant)  # or two could wait for each other's rows
+        ids = select(self._chain(tenant, response_id, _LONGEST_CHAIN).c.id)
+        due = update(ResponseRow).where(ResponseRow.id.in_(ids))
+        due = due.where(ResponseRow.expires_at < expires_at)
+        await session.execute(
+            due.values(expires_at=expires_at + _DAY_S),
+            execution_options={"synchronize_session": False},
+        )
+
+    async def get(self, tenant: str, response_id: str) -> ResponseRow:
+        """Return a response.
+
+        Raises:
+            UnknownDocument: The tenant has none of this id.
+        """
+        async with self._database.read() as session:
+            row = await session.get(ResponseRow, response_id)
+        if row is None or row.tenant != tenant or row.expires_at <= self._clock_ns() // _NS:
+            raise _unknown(response_id, "response_id")
+        return row
+
+    async def list_chain(self, tenant: str, response_id: str, most: int) -> Sequence[Link]:
+        """Return a response and all that it goes on from, oldest first.
+
+        Args:
+            tenant: The owner.
+            response_id: The last one.
+            most: The most responses; of a longer chain the first ones are left out.
+
+        Raises:
+            UnknownDocument: One of them is not there, or not the tenant's.
+        """
+        chain = self._chain(tenant, response_id, most)
+        found = select(ResponseRow.id, ResponseRow.previous_id, ResponseRow.num_bytes)
+        found = found.join(chain, chain.c.id == ResponseRow.id).order_by(chain.c.place.desc())
+        async with self._database.read() as session:
+            rows = [Link(*row) for row in (await session.execute(found)).all()]
+        missing = rows[0].previous_id if rows else response_id
+        if missing is not None and len(rows) < most:
+            raise _unknown(missing, "previous_response_id")
+        return rows
+
+    def _chain(self, tenant: str, response_id: str, most: int) -> CTE:
+        """Return a query for a response and those before it, each with its place from the end."""
+        there = (ResponseRow.tenant == tenant, ResponseRow.expires_at > self._clock_ns() // _NS)
+        link = select(ResponseRow.id, ResponseRow.previous_id, literal(1).label("place"))
+        chain = link.where(ResponseRow.id == response_id, *there).cte("chain", recursive=True)
+        before = select(ResponseRow.id, ResponseRow.previous_id, chain.c.place + 1)
+        is_before = ResponseRow.id == chain.c.previous_id
+        return chain.union_all(before.where(is_before, *there, chain.c.place < most))
+
+    async def read(self, tenant: str, links: Sequence[Link]) -> Sequence[Said]:
+        """Return what the first of some responses said, as many as are read at once.
+
+        Raises:
+            UnknownDocument: One of them is not there, or not the tenant's.
+        """
+        sizes = accumulate(each.num_bytes for each in links)
+        links = links[: max(1, sum(size <= _PART_BYTES for size in sizes))]
+        output = ResponseRow.response["output"]
+        found = select(ResponseRow.id, ResponseRow.input_items, output, ResponseRow.attached)
+        found = found.where(ResponseRow.id.in_([each.id for each in links]))
+        found = found.where(ResponseRow.tenant == tenant)
+        found = found.where(ResponseRow.expires_at > self._clock_ns() // _NS)
+        async with self._database.read() as session:
+            rows = {row[0]: row for row in (await session.execute(found)).all()}
+        for link in links:
+            if link.id not in rows:
+                raise _unknown(link.id, "previous_response_id")
+        said = (rows[link.id] for link in links)
+        return [Said(each[0], [*each[1], *each[2]], each[3]) for each in said]
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        """Delete a response with all of its texts.
+
+        Raises:
+            UnknownDocument: The tenant has none of this id.
+        """
+        await self.get(tenant, response_id)
+        async with self._database.write() as session:
+            await session.execute(delete(ResponseRow).where(ResponseRow.id == response_id))
+
+    async def delete_expired(self, now: float) -> None:
+        """Delete the responses of all tenants whose time has passed, in seconds."""
+        async with self._database.write() as session:
+            await session.execute(delete(ResponseRow).where(ResponseRow.expires_at <= int(now)))
+
+
+def _unknown(response_id: str, param: str) -> UnknownDocument:
+    message = f"There is no response {response_id!r}: it was not kept, or is deleted."
+    return UnknownDocument(message, param, "response_not_found")

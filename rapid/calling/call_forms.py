@@ -1,0 +1,238 @@
+"""The forms in which models write calls, found by what their chat templates write.
+
+Sources: the chat templates of Qwen 2.5 and Hermes 2 Pro, of Llama 3.1, and of Mistral 7B v0.3 and
+Mistral Small 3.2.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from rapid.constraints.structured_outputs import UnusableGrammar, check_grammar, close_objects
+from rapid.errors import BadRequest
+from rapid.messages import Tool, ToolCall, Tools
+
+# What models are trained on, as `json.dumps` and templates write it.
+_SPACED: Any = {
+    "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+}
+_NO_PARAMETERS: Any = {"type": "object", "properties": {}, "additionalProperties": False}
+_MOST_COMPILED = 64  # grammars that are kept, for requests that have the same tools again
+_ANY_TEXT = r"/(.|\n)*/"
+_NO_OBJECT = r'& ~/[ \n]*\{[ \n]*"name"(.|\n)*/'  # for a form whose calls begin like JSON
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How a model writes its calls: ``opening first CALL (between CALL)* end``.
+
+    A call is ``head ARGUMENTS tail``, where the arguments are a JSON object.
+
+    Attributes:
+        opening: What begins calls behind any text; empty where an answer is a call or a text.
+        head: The part with the tool's name, ``%s``.
+        marks: The parts that may be special tokens, which are not shown otherwise.
+        is_single: Whether an answer has one call at most.
+        has_short_ids: Whether templates take ids of nine letters and digits only.
+    """
+
+    opening: str
+    head: str
+    tail: str
+    first: str = ""
+    between: str = ""
+    end: str = ""
+    marks: tuple[str, ...] = ()
+    is_single: bool = False
+    has_short_ids: bool = False
+
+    def write(self, calls: Sequence[ToolCall]) -> str:
+        """Return the text that makes some calls."""
+        written = (self.head % each.name + each.arguments + self.tail for each in calls)
+        return self.opening + self.first + self.between.join(written) + self.end
+
+
+PYTHON_TAG = "<|python_tag|>"  # which Llama may write before a call
+HERMES = CallForm(
+    "<tool_call>",
+    '\n{"name": "%s", "arguments": ',
+    "}\n</tool_call>",
+    between="\n<tool_call>",
+    marks=("<tool_call>", "</tool_call>"),
+)
+LLAMA = CallForm("", '{"name": "%s", "parameters": ', "}", marks=(PYTHON_TAG,), is_single=True)
+MISTRAL = CallForm(
+    "[TOOL_CALLS]",
+    '{"name": "%s", "arguments": ',
+    "}",
+    first=" [",
+    between=", ",
+    end="]",
+    marks=("[TOOL_CALLS]",),
+    has_short_ids=True,
+)
+NEW_MISTRAL = CallForm(
+    "[TOOL_CALLS]",
+    "%s[ARGS]",
+    "",
+    between="[TOOL_CALLS]",
+    marks=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    has_short_ids=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CallTokens:
+    """The tokens of a vocabulary that grammars know by id only: those that were added to it.
+
+    Attributes:
+        marks: Those that are a mark of the form of calls, as pairs of text and id.
+        others: Ids of the others, without those that end an answer.
+    """
+
+    marks: tuple[tuple[str, int], ...] = ()
+    others: tuple[int, ...] = ()
+
+
+def find_form(template: str) -> CallForm | None:
+    """Return the form of calls that a chat template writes; None if it is none of ours."""
+    if not re.search(r"\btools\b", template):
+        return None
+    if MISTRAL.opening in template:
+        return NEW_MISTRAL if "[ARGS]" in template else MISTRAL
+    if HERMES.opening in template:  # in which other models write no JSON, or other keys
+        is_other = re.search("<function=|<arg_key>|<parameter=", template)
+        return None if is_other or '"arguments"' not in template else HERMES
+    return LLAMA if re.search(r'\{"name": .*"parameters": ', template, re.DOTALL) else None
+
+
+def read_schema(tool: Tool) -> Any:
+    """Return the schema by which a tool's arguments are enforced."""
+    given = close_objects(json.loads(tool.parameters)) or _NO_PARAMETERS
+    return {"type": "object"} | given | _SPACED
+
+
+@lru_cache(_MOST_COMPILED)
+def compile_calls(
+    tools: Tools, form: CallForm, tokens: CallTokens, given: str | None = None
+) -> str:
+    """Return the grammar of answers that call tools.
+
+    Where no call must be made, an answer is text, or ends with calls. Arguments follow the schema
+    of their tool; where the model chooses, and no tool is strict, ones that cannot be enforced are
+    any object.
+
+    Args:
+        form: How the model writes calls.
+        tokens: What its vocabulary has for that.
+        given: Grammar of answers that are text; None for any text.
+
+    Raises:
+        BadRequest: The grammar is too long, or `given` cannot be told from calls.
+    """
+    parts = _name_form(form, given) if given is not None and not tools.must_call else []
+    is_enforced = tools.must_call or any(each.is_strict for each in tools.tools)
+    try:
+        try:
+            return _write(tools, form, tokens, parts, is_any=False)
+        except UnusableGrammar:
+            if is_enforced:
+                raise
+            return _write(tools, form, tokens, parts, is_any=True)
+    except UnusableGrammar as error:
+        raise BadRequest(f"tools {error}", "tools", "invalid_value") from None
+
+
+def _name_form(form: CallForm, given: str) -> list[dict[str, Any]]:
+    """Return a grammar that other rules may name ``@form``."""
+    part = json.loads(given)["grammars"][0] if given.startswith("{") else {}
+    if not form.opening or part.get("json_schema") is None:
+        raise BadRequest(
+            "Only a JSON schema can be asked for beside tools, and of a model whose calls begin "
+            "with a mark: leave out tools or response_format, or set tool_choice.",
+            "response_format",
+            "unsupported",
+        )
+    return [part | {"name": "form"}]
+
+
+def _write(
+    tools: Tools,
+    form: CallForm,
+    tokens: CallTokens,
+    parts: Sequence[Mapping[str, Any]],
+    *,
+    is_any: bool,
+) -> str:
+    """Return the grammar of calls, and of text or the one of `parts` where none must be made."""
+
+    def join(tokens: CallTokens) -> str:
+        rules = _write_rules(tools, form, tokens, "@form" if parts else None, is_any=is_any)
+        return json.dumps({"grammars": [{"lark_grammar": rules}, *parts]})
+
+    # Tokens cannot be checked without their vocabulary; their texts have the same places.
+    check_grammar(join(CallTokens()))
+    return join(tokens)
+
+
+def _write_rules(
+    tools: Tools, form: CallForm, tokens: CallTokens, text: str | None, *, is_any: bool
+) -> str:
+    special = dict(tokens.marks)
+    opening, first, between, end = (
+        _spell(each, special) for each in (form.opening, form.first, form.between, form.end)
+    )
+    more = f"({between} call)*" if tools.is_parallel and not form.is_single else ""
+    calls = f"{first} call {more} {end}"
+    # Added tokens are no text, but may stand in it, as the marks of thinking.
+    other = f"<[{_list_ranges(tokens.others)}]>"
+    behind, before = (f"({other} TEXT)*", f"(TEXT {other})*") if tokens.others else ("", "")
+    if tools.must_call:
+        rules = [f"start: {opening} {calls}"]
+    elif text is not None:
+        rules = [f"start: {text} | {opening} {calls}"]
+    elif not form.opening:
+        tag = f"<[{special[PYTHON_TAG]}]>? " if PYTHON_TAG in special else ""
+        rules = [f"start: NO_CALL {behind} | {tag}{calls}"]
+        rules += [f"NO_CALL: {_ANY_TEXT} {_NO_OBJECT}"]
+    elif form.opening in special:
+        rules = [f"start: text | text {opening} {calls}", f"text: TEXT {behind}"]
+    else:
+        rules = [f"start: TEXT {behind} | {before} lead {calls}"]
+        rules += [f"lead[lazy]: TEXT {opening}"]
+    rules.append(f"TEXT: {_ANY_TEXT}")
+    heads = [_spell(form.head % each.name, special) for each in tools.callable_ones]
+    tail = _spell(form.tail, special)
+    if is_any:  # which has to be short
+        rules.append(f"call: ({' | '.join(heads)}) arguments {tail}")
+        rules.append(f"arguments: %json {json.dumps({'type': 'object', **_SPACED})}")
+        return "\n".join(rules)
+    rules.append(f"call: {' | '.join(f'call_{each}' for each in range(len(heads)))}")
+    for index, (head, tool) in enumerate(zip(heads, tools.callable_ones, strict=True)):
+        rules.append(f"call_{index}: {head} arguments_{index} {tail}")
+        rules.append(f"arguments_{index}: %json {json.dumps(read_schema(tool))}")
+    return "\n".join(rules)
+
+
+def _list_ranges(ids: Sequence[int]) -> str:
+    ranges = list[list[int]]()
+    for each in sorted(ids):
+        if ranges and each == ranges[-1][1] + 1:
+            ranges[-1][1] = each
+        else:
+            ranges.append([each, each])
+    return ",".join(f"{first}-{last}" for first, last in ranges)
+
+
+def _spell(text: str, special: Mapping[str, int]) -> str:
+    """Return a text in Lark's syntax, with special tokens by their ids."""
+    marks = "|".join(map(re.escape, special)) or "(?!)"
+    pieces = re.split(f"({marks})", text)
+    return " ".join(
+        f"<[{special[each]}]>" if each in special else json.dumps(each) for each in pieces if each
+    )

@@ -1,0 +1,79 @@
+"""Tokenizers with the forms of calls and of thinking of some families, over bytes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from rapid.checkpoints.text import ChatText
+
+# Cut down from the families' own templates to what concerns tools.
+HERMES = """{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for call in m.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+LLAMA = """{%- if tools %}<|im_start|>system
+Respond with {"name": function name, "parameters": dictionary}.
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.tool_calls %}{%- if m.tool_calls | length != 1 %}{{ raise_exception("only single calls!") }}
+{%- endif %}{"name": "{{ m.tool_calls[0].function.name }}", "parameters": {{
+m.tool_calls[0].function.arguments | tojson }}}{% else %}{{ m.content }}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+MISTRAL = """{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}{% endif %}
+{%- for m in messages %}{% if m.tool_calls %}[TOOL_CALLS] [{% for call in m.tool_calls %}{{
+call.function | tojson }}{% if call.id | length != 9 %}{{ raise_exception("nine!") }}{% endif %}{%
+endfor %}]</s>{% elif m.role == "tool" %}[TOOL_RESULTS]{{ m.tool_call_id }}: {{ m.content
+}}{% else %}[INST]{{ m.content }}{% endif %}{% endfor %}"""
+NEW_MISTRAL = MISTRAL.replace("[TOOL_CALLS] [", "[TOOL_CALLS]f[ARGS]").replace("]</s>", "</s>")
+# What thinking adds to the first: Qwen's, whose models open it, and DeepSeek's, whose prompts do.
+QWEN = (
+    HERMES.replace(
+        "{{ m.content }}{% for call",
+        "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+        "{{ m.content }}{% for call",
+    )
+    + "{% if add_generation_prompt and enable_thinking is false %}"
+    + "<think>\n\n</think>\n\n{% endif %}"
+)
+DEEPSEEK = HERMES + "{% if add_generation_prompt %}<think>\n{% endif %}"
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+TEMPLATES = {
+    "hermes": HERMES,
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "new_mistral": NEW_MISTRAL,
+    "plain": PLAIN,
+}
+THINKING = {"qwen": QWEN, "deepseek": DEEPSEEK}
+_SPECIAL = ["<|im_start|>", "<|im_end|>", "</s>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"]
+
+
+@cache
+def text_of(family: str) -> ChatText:
+    """The tokenizer of a family: bytes, special tokens, and `<tool_call>` as Qwen has it."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={each: at for at, each in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(each, special=True) for each in _SPECIAL])
+    backend.add_tokens([AddedToken(f"<{end}tool_call>", normalized=False) for end in ("", "/")])
+    if family in THINKING:
+        backend.add_tokens([AddedToken(f"<{end}think>", normalized=False) for end in ("", "/")])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        chat_template=(TEMPLATES | THINKING)[family],
+    )
+    return ChatText(tokenizer, frozenset([tokenizer.eos_token_id]))

@@ -1,0 +1,132 @@
+"""Each family's template is recognised, and its grammar allows what it should and nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from rapid.calling.call_forms import HERMES, LLAMA, MISTRAL, NEW_MISTRAL, compile_calls, find_form
+from rapid.constraints.structured_outputs import compile_choices, compile_schema
+from rapid.errors import BadRequest
+from rapid.messages import Tool, ToolCall, Tools
+from tests.rapid.calling.checkpoints_with_tools import TEMPLATES, text_of
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/city"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"city": {"type": "string"}},
+}
+TOOLS = Tools((Tool("get_weather", json.dumps(CITY)), Tool("now", "{}")))
+WEATHER = ToolCall("", "get_weather", '{"city": "Paris"}')
+NOW = ToolCall("", "now", "{}")
+WRONG = ToolCall("", "get_weather", '{"town": "Paris"}')
+UNKNOWN = ToolCall("", "get_time", "{}")
+FAMILIES = ["hermes", "llama", "mistral", "new_mistral", "plain"]
+
+
+@cache
+def vocabulary(family: str) -> LLTokenizer:
+    tokenizer = text_of(family).tokenizer
+    serialized = tokenizer.backend_tokenizer.to_str()
+    return LLTokenizer(serialized, n_vocab=len(tokenizer), eos_token=tokenizer.eos_token_id)
+
+
+def is_allowed(family: str, grammar: str, answer: str) -> bool:
+    matcher = LLMatcher(vocabulary(family), grammar)
+    ids = text_of(family).encode(answer)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def grammar_of(family: str, tools: Tools, given: str | None = None) -> str:
+    text = text_of(family)
+    return compile_calls(tools, text.call_form, text.call_tokens, given)
+
+
+def test_forms_are_found_by_their_templates():
+    found = {family: find_form(template) for family, template in TEMPLATES.items()}
+    assert found == {
+        "hermes": HERMES,
+        "llama": LLAMA,
+        "mistral": MISTRAL,
+        "new_mistral": NEW_MISTRAL,
+        "plain": None,
+    }
+    assert find_form(TEMPLATES["hermes"] + "<function=") is None  # another language in the mark
+    assert find_form("{{ tools }}<tool_call>name<arg>") is None
+    assert find_form("{{ tools }}") is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_must_be_a_call_is_one(family: str):
+    form = text_of(family).call_form
+    grammar = grammar_of(family, replace(TOOLS, must_call=True))
+    assert is_allowed(family, grammar, form.write([WEATHER]))
+    assert is_allowed(family, grammar, form.write([NOW]))
+    assert is_allowed(family, grammar, form.write([WEATHER, NOW])) != form.is_single
+    for wrong in (
+        "Hello",
+        form.write([WRONG]),
+        form.write([UNKNOWN]),
+        form.write([WEATHER, WRONG]),
+    ):
+        assert not is_allowed(family, grammar, wrong)
+    single = grammar_of(family, replace(TOOLS, must_call=True, is_parallel=False))
+    assert is_allowed(family, single, form.write([WEATHER]))
+    assert not is_allowed(family, single, form.write([WEATHER, NOW]))
+    named = grammar_of(family, replace(TOOLS, must_call=True, only="now"))
+    assert is_allowed(family, named, form.write([NOW]))
+    assert not is_allowed(family, named, form.write([WEATHER]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_that_may_choose_writes_text_or_valid_calls(family: str):
+    form = text_of(family).call_form
+    grammar = grammar_of(family, TOOLS)
+    before = "Let me look.\n\n" if form.opening else ""
+    for right in ("Hello <b>\n{", '{"a": 1}', before + form.write([WEATHER])):
+        assert is_allowed(family, grammar, right)
+    for wrong in (WRONG, UNKNOWN):
+        assert not is_allowed(family, grammar, before + form.write([wrong]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_beside_calls_may_have_a_form(family: str):
+    form, given = text_of(family).call_form, compile_schema({"type": "object"})
+    if not form.opening:
+        with pytest.raises(BadRequest, match="begin with a mark"):
+            grammar_of(family, TOOLS, given)
+        return
+    grammar = grammar_of(family, TOOLS, given)
+    assert is_allowed(family, grammar, '{"a":1}')
+    assert is_allowed(family, grammar, form.write([WEATHER]))
+    for wrong in ("Hello", form.write([WRONG])):
+        assert not is_allowed(family, grammar, wrong)
+    with pytest.raises(BadRequest, match="Only a JSON schema"):
+        grammar_of(family, TOOLS, compile_choices(["a"]))
+    must = replace(TOOLS, must_call=True)
+    assert grammar_of(family, must, given) == grammar_of(family, must)
+
+
+def test_arguments_that_cannot_be_enforced_are_any_object_or_refused():
+    odd = Tool("odd", json.dumps({"not": {"type": "object"}}))
+    form = HERMES
+    told = form.write([ToolCall("", "odd", '{"a": 1}')])
+    assert is_allowed("hermes", grammar_of("hermes", Tools((odd,))), told)
+    for tools in (Tools((odd,), must_call=True), Tools((replace(odd, is_strict=True),))):
+        with pytest.raises(BadRequest, match="cannot be followed"):
+            grammar_of("hermes", tools)
+    long = Tool("long", json.dumps({"properties": {"a": {"enum": ["x" * 40000]}}}))
+    most = Tools(tuple(replace(long, name=f"{number:064}") for number in range(128)))
+    last = form.write([ToolCall("", most.tools[-1].name, '{"a": 1}')])
+    assert is_allowed("hermes", grammar_of("hermes", most), last)
+    assert is_allowed(
+        "hermes",
+        grammar_of("hermes", Tools((long,))),
+        form.write([ToolCall("", "long", "{}")]),
+    )

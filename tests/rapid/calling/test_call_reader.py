@@ -1,0 +1,110 @@
+"""Calls come out of texts of every form, however these are cut; what is no call stays text."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rapid.calling.call_forms import HERMES, LLAMA, MISTRAL, NEW_MISTRAL, CallForm
+from rapid.calling.call_reader import CallReader
+from rapid.messages import ToolCall
+
+FORMS = [HERMES, LLAMA, MISTRAL, NEW_MISTRAL]
+NAMES = ["look_up", "f"]
+ARGUMENTS = ['{"a": "x}\\"]</tool_call>"}', "{}", '{"b": [{"c": 1}], "d": "é\\\\"}']
+CALLS = [ToolCall("", name, each) for name, each in zip([*NAMES, "f"], ARGUMENTS, strict=True)]
+
+Told = tuple[str, list[tuple[str, str]]]
+
+
+def read(form: CallForm, text: str, cuts: list[int] | None = None) -> Told:
+    """Return the text and the calls, from pushes that begin at `cuts`."""
+    reader = CallReader(form, NAMES)
+    places = [0, *sorted(cuts or range(len(text))), len(text)]
+    pieces = [piece for start, stop in pairwise(places) for piece in reader.push(text[start:stop])]
+    said, calls = "", list[tuple[str, str]]()
+    for piece in [*pieces, *reader.finish()]:
+        if isinstance(piece, str):
+            said += piece
+        elif piece.begins:
+            assert piece.index == len(calls)
+            calls.append((piece.name, piece.arguments))
+        else:
+            assert piece.index == len(calls) - 1
+            calls[-1] = (calls[-1][0], calls[-1][1] + piece.arguments)
+    assert reader.num_calls == len(calls)
+    return said, calls
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.opening + form.head)
+@pytest.mark.parametrize("num_calls", [1, 2, 3])
+@given(cuts=st.lists(st.integers(0, 200), max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_what_a_form_writes_is_read(form: CallForm, num_calls: int, cuts: list[int]):
+    calls = CALLS[: 1 if form.is_single else num_calls]
+    before = "Let me look.\n\n" if form.opening else ""
+    text = before + form.write(calls)
+    told = "Let me look." if before else "", [(call.name, call.arguments) for call in calls]
+    assert read(form, text, [cut % len(text) for cut in cuts]) == told
+    assert read(form, text + "\n") == told
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "calls"),
+    [
+        (HERMES, '<tool_call>{"name":"f","arguments":{"a":1}}</tool_call>', [("f", '{"a":1}')]),
+        (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "f"}', [("f", '{"a": 1}')]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', [("f", "{}")]),
+        (HERMES, '<tool_call>{"name": "f"}</tool_call>', [("f", "{}")]),
+        (LLAMA, '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', [("f", '{"a": 1}')]),
+        (LLAMA, '{"type": "function", "name": "f", "parameters": {}}', [("f", "{}")]),
+        (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {}}]', [("f", "{}")]),
+        (NEW_MISTRAL, '[TOOL_CALLS]f[CALL_ID]abc[ARGS]{"a": 1}', [("f", '{"a": 1}')]),
+        (NEW_MISTRAL, '[TOOL_CALLS]f{"a": 1}', [("f", '{"a": 1}')]),
+    ],
+)
+def test_what_models_write_instead_is_read_too(form: CallForm, text: str, calls: Told):
+    assert read(form, text) == ("", calls)
+    assert read(form, text, [len(text)]) == ("", calls)
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES, "Hello, <tool"),
+        (HERMES, "a <tool_call>\nno object</tool_call> b"),
+        (HERMES, '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'),
+        (HERMES, '<tool_call>{"nome": "f"}'),
+        (HERMES, '<tool_call>\n{"name": "f", "arg'),
+        (HERMES, '<tool_call>{"name": ["f"]}</tool_call>'),
+        (HERMES, "  spaces \n stay  "),
+        (LLAMA, '{"answer": {"name": "f", "parameters": {}}}'),
+        (LLAMA, '{"name": "Ada", "parameters": {}} was she.'),
+        (LLAMA, '<|python_tag|>brave_search.call(query="a")'),
+        (LLAMA, '<|python_tag|>  {"n'),
+        (LLAMA, 'It is {"name": "f", "parameters": {}}'),
+        (LLAMA, "<|py"),
+        (MISTRAL, "[TOOL_CALLS] none"),
+        (NEW_MISTRAL, "[TOOL_CALLS]g[ARGS]{}"),
+        (NEW_MISTRAL, "[TOOL_CALLS]f, then"),
+    ],
+)
+def test_what_only_looks_like_a_call_is_text_and_whole(form: CallForm, text: str):
+    assert read(form, text) == (text, [])
+    assert read(form, text, [len(text)]) == (text, [])
+
+
+def test_text_behind_calls_and_calls_that_are_cut():
+    call = HERMES.write(CALLS[:1])
+    assert read(HERMES, f"{call}\nDone.") == ("\nDone.", [("look_up", ARGUMENTS[0])])
+    assert read(HERMES, call[:55]) == ("", [("look_up", call[call.index('{"a"') : 55])])
+    assert read(HERMES, call[:-4]) == ("", [("look_up", ARGUMENTS[0])])
+    assert read(MISTRAL, MISTRAL.write(CALLS[:1])[:-1] + ", x") == (
+        ", x",
+        [("look_up", ARGUMENTS[0])],
+    )
+    assert all(isinstance(json.loads(each), dict) for each in ARGUMENTS)
