@@ -51,6 +51,7 @@ SMALLEST = {
     "rapid check-config": "serve_config.yaml",
     "rapid eval": "--list",
     "rapid hash-key": "",
+    "rapid init": "--gpus 4xh100 --document-tokens 60000 --people 40 --teams 2",
     "rapid keys create": "acme",
     "rapid keys list": "",
     "rapid manifests": "serve_config.yaml one-node",

@@ -16,6 +16,7 @@ from deployments.cli import (
     documents_command,
     draining,
     evaluating,
+    init_command,
     keys,
     logs_command,
     manifests_command,
@@ -77,6 +78,7 @@ app.command("ask")(ask_command.ask)
 app.add_typer(documents_command.documents, name="documents")
 app.command("replay")(replaying.replay)
 app.command("sample-document")(samples.sample_document)
+app.command("init")(init_command.init)
 app.command("serve")(serving.serve)
 app.command("doctor")(doctor_command.doctor)
 app.command("apply")(serving.apply)

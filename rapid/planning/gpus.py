@@ -17,6 +17,7 @@ class GPU:
     bandwidth: float  # bytes per second
     flops: float  # dense bfloat16 operations per second, summed in float32
     source: str
+    has_fp8_products: bool = False  # capability 9.0 or later, which `quantization: fp8` asks for
 
 
 GPUS = {
@@ -24,12 +25,12 @@ GPUS = {
     for gpu in (
         GPU("a100-40gb", 40e9, 1.555e12, 312e12, "NVIDIA A100 40GB SXM datasheet"),
         GPU("a100-80gb", 80e9, 2.039e12, 312e12, "NVIDIA A100 80GB SXM datasheet"),
-        GPU("h100-sxm", 80e9, 3.35e12, 989e12, "NVIDIA H100 SXM datasheet"),
-        GPU("h100-pcie", 80e9, 2.0e12, 756e12, "NVIDIA H100 PCIe datasheet"),
-        GPU("h100-nvl", 94e9, 3.9e12, 835e12, "NVIDIA H100 NVL datasheet"),
-        GPU("h200", 141e9, 4.8e12, 989e12, "NVIDIA H200 SXM datasheet"),
+        GPU("h100-sxm", 80e9, 3.35e12, 989e12, "NVIDIA H100 SXM datasheet", has_fp8_products=True),
+        GPU("h100-pcie", 80e9, 2.0e12, 756e12, "NVIDIA H100 PCIe datasheet", has_fp8_products=True),
+        GPU("h100-nvl", 94e9, 3.9e12, 835e12, "NVIDIA H100 NVL datasheet", has_fp8_products=True),
+        GPU("h200", 141e9, 4.8e12, 989e12, "NVIDIA H200 SXM datasheet", has_fp8_products=True),
         # An eighth of the whole machine: 1,440 GB, 64 TB/s, 36 PFLOPS with sparsity.
-        GPU("b200", 180e9, 8.0e12, 2250e12, "NVIDIA DGX B200 datasheet"),
+        GPU("b200", 180e9, 8.0e12, 2250e12, "NVIDIA DGX B200 datasheet", has_fp8_products=True),
         GPU("l40s", 48e9, 0.864e12, 362e12, "NVIDIA L40S datasheet"),
         GPU("l4", 24e9, 0.3e12, 121e12, "NVIDIA L4 datasheet"),
         GPU("a10g", 24e9, 0.6e12, 70e12, "NVIDIA A10G datasheet (AWS G5)"),
