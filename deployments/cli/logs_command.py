@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli.terminal import fail
+from deployments.cli.terminal import fail, note
 
 _LOOK_S = 0.5  # between two looks for more lines
 
@@ -59,13 +59,17 @@ def logs(
     from deployments.cli.server_process import running_pid
 
     files = _find_files(pool, lines)
+    is_empty = True
     while True:
         is_over = not follow or running_pid() is None
         for line in files.read_more():
             typer.echo(line)
+            is_empty = False
         if is_over:
-            return
+            break
         time.sleep(_LOOK_S)
+    if is_empty:
+        note("nothing is written yet; logging_config.log_level of the configuration says what is")
 
 
 def _find_files(pool: str | None, num_last: int) -> GrowingFiles:

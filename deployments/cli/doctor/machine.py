@@ -41,7 +41,7 @@ class Accelerators:
 
     Attributes:
         names: Their names.
-        memory: Bytes of each.
+        memory: Bytes of each; empty where they are not known, as are the other two.
         driver: The version of their driver.
         driver_cuda: The latest CUDA that the driver runs, as major and minor number.
     """
@@ -102,7 +102,7 @@ class Machine:
             now=time.time(),
             newest_file=max(each.stat().st_mtime for each in Path(__file__).parent.iterdir()),
             rays=find_rays(),
-            token_mode=_mode_of(Path.home() / ".ray" / "auth_token"),
+            token_mode=_mode_of(Path(os.path.expanduser("~/.ray/auth_token"))),
             gpus=look_at_gpus(),
             torch_cuda=_find_torch_cuda(),
             environment=dict(os.environ),
@@ -121,17 +121,18 @@ def find_rays() -> tuple[RayProcess, ...]:
 
 
 def look_at_gpus() -> Accelerators:
-    """Return the GPUs that NVIDIA's tool lists; none where it is not there or does not answer."""
+    """Return the GPUs that NVIDIA's tool lists; where it does not, as many as have device files."""
+    unnamed = Accelerators(("NVIDIA GPU",) * len(list(Path("/dev").glob("nvidia[0-9]*"))))
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return Accelerators()
+        return unnamed
     try:
         done = subprocess.run(
             [tool, "-q", "-x"], capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True
         )
         return read_gpus(done.stdout)
     except (OSError, subprocess.SubprocessError, ElementTree.ParseError):
-        return Accelerators()
+        return unnamed
 
 
 def read_gpus(told: str) -> Accelerators:

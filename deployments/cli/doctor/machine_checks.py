@@ -126,9 +126,9 @@ def check_gpus(machine: Machine, subject: Subject) -> CheckResult:
             "gpus",
             "error",
             fact,
-            "rapid init --gpus with what there is, or RAY_ADDRESS for a cluster with more",
+            "write one for what is here (rapid init), or set RAY_ADDRESS to a cluster with more",
         )
-    if not subject.problem:
+    if gpus.memory and not subject.problem:
         for config in subject.configs.values():
             for name, need in gpu_needs(config):
                 if need.total > min(gpus.memory):
@@ -149,7 +149,7 @@ def check_cuda(machine: Machine, subject: Subject) -> CheckResult:
     is_wanted = any(pool.num_gpus for pool in subject.pools) and not subject.joins_cluster
     ours = "without CUDA" if built is None else f"for CUDA {'.'.join(map(str, built))}"
     driver = f"the driver {gpus.driver} runs CUDA {'.'.join(map(str, gpus.driver_cuda))}"
-    fact = f"torch is built {ours}" + f", {driver}" * bool(gpus.names)
+    fact = f"torch is built {ours}" + f", {driver}" * bool(gpus.driver)
     if not is_wanted:
         return CheckResult("cuda", "ok", f"{fact}; no pool here needs it")
     if built is None:
@@ -159,7 +159,7 @@ def check_cuda(machine: Machine, subject: Subject) -> CheckResult:
             fact,
             "install the CUDA build of the torch version in constraints.txt into .venv",
         )
-    if gpus.names and built[:1] > gpus.driver_cuda[:1]:
+    if gpus.driver_cuda and built[:1] > gpus.driver_cuda[:1]:
         return CheckResult(
             "cuda", "error", fact, "update NVIDIA's driver, or install a torch for an older CUDA"
         )

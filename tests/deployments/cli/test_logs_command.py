@@ -38,6 +38,11 @@ def test_a_pool_has_files_of_replicas_and_engines(folder):
     assert "no pool 'targets' has a log on this machine; there are target" in result.stderr
 
 
+def test_an_empty_log_says_what_is_written(folder):
+    (folder / ".run" / "serve.log").write_text("")
+    assert "log_level of the configuration" in rapid("logs").stderr.replace("\n", " ")
+
+
 def test_no_server(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for options in ((), ("--pool", "target")):

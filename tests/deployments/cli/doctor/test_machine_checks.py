@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from deployments.cli.doctor import machine_checks
-from deployments.cli.doctor.machine import Accelerators, Machine, read_gpus
+from deployments.cli.doctor.machine import Accelerators, Machine, look_at_gpus, read_gpus
 from deployments.cli.doctor.subject import Subject
 from tests.deployments.cli.doctor.healthy import HEALTHY, ROOT, shipped, write_config
 
@@ -68,6 +70,7 @@ def test_memory_that_is_needed_is_not_known_of_a_wrong_file():
     [
         ({}, "error", "the pools reserve 2 GPUs, and there are none"),
         ({"gpus": TWO_H100}, "ok", "2 x NVIDIA H100"),
+        ({"gpus": Accelerators(("NVIDIA GPU",) * 2)}, "ok", "2 x NVIDIA GPU"),
         ({"gpus": replace(TWO_H100, memory=(1e6, 80e9))}, "error", "needs"),
     ],
 )
@@ -92,6 +95,14 @@ def test_driver_and_torch_agree_on_a_major_version_of_cuda(torch_cuda, mark, on_
 
 def test_what_nvidia_s_tool_tells_is_read():
     assert read_gpus(SMI) == Accelerators(("NVIDIA H100",), (81559 * 2**20,), "570.86.15", (12, 8))
+
+
+def test_without_a_tool_that_answers_gpus_are_counted(monkeypatch):
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [folder / "nvidia0"])
+    monkeypatch.setattr(shutil, "which", lambda tool: None)
+    assert look_at_gpus() == Accelerators(("NVIDIA GPU",))
+    monkeypatch.setattr(shutil, "which", lambda tool: "/bin/false")
+    assert look_at_gpus() == Accelerators(("NVIDIA GPU",))
 
 
 def test_this_machine_can_be_looked_at():
