@@ -14,6 +14,7 @@ from rapid.config import Finite, Frozen
 
 _INDEX_FORMAT = "1"  # another one when code changes chunks or vectors
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+OLDEST_QDRANT = (1, 19)  # the first whose term statistics can be limited to a tenant
 
 
 class LexicalEmbedderConfig(Frozen):

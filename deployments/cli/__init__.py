@@ -12,16 +12,20 @@ from typer.core import TyperGroup
 
 from deployments.cli import (
     ask_command,
+    doctor_command,
     documents_command,
     draining,
     evaluating,
+    init_command,
     keys,
+    logs_command,
     manifests_command,
     models,
     planning,
     replaying,
     samples,
     serving,
+    status_command,
 )
 from deployments.cli.terminal import fail
 from rapid.errors import ConfigurationError
@@ -74,9 +78,13 @@ app.command("ask")(ask_command.ask)
 app.add_typer(documents_command.documents, name="documents")
 app.command("replay")(replaying.replay)
 app.command("sample-document")(samples.sample_document)
+app.command("init")(init_command.init)
 app.command("serve")(serving.serve)
+app.command("doctor")(doctor_command.doctor)
 app.command("apply")(serving.apply)
 app.command("stop")(serving.stop)
+app.command("status")(status_command.status)
+app.command("logs")(logs_command.logs)
 app.command("check-config")(serving.check_config)
 app.add_typer(models.app, name="models")
 app.command("plan")(planning.plan)

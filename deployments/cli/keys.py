@@ -8,7 +8,6 @@ is one. Elsewhere ``/v1/admin/keys`` does the same with such a key.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -47,9 +46,10 @@ def hash_key(
     The key comes from a hidden prompt, or from standard input when that is no terminal.
     """
     from library.accounts.callers import hash_key as hash_of
+    from library.accounts.callers import make_key
 
     if new:
-        key = f"sk-{secrets.token_urlsafe(32)}"
+        key = make_key()
         note(f"key (keep it, it is stored nowhere): {key}")
     elif sys.stdin.isatty():
         key = typer.prompt("API key", hide_input=True, err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,7 +42,10 @@ def plan(
         ),
     ],
     drafter: Annotated[str, _who(help="Likewise.", metavar="MODEL")],
-    gpu: Annotated[str, _who(help="Of both: a100-80gb, h100-sxm, h200.", metavar="GPU")],
+    gpu: Annotated[
+        str,
+        _who(help="Of both: h100, h200, ...: a wrong name lists them.", metavar="GPU"),
+    ],
     context: Annotated[int, _who(help="Tokens of a target's sequence.", min=1)],
     batch: Annotated[int, _who(help="Sequences decoded at once.", min=1)] = 1,
     drafter_context: Annotated[
@@ -135,12 +139,16 @@ def plan(
     It shows whether the models fit, for how many sequences, the best possible and the likely speed
     with their draft lengths, how many targets one drafter should serve, and the cost of a million
     tokens against plain decoding.
+
+    Example: rapid plan --target qwen3-8b --drafter qwen3-32b --gpu h100 --context 65536 --batch 4
     """
-    from rapid.planning.plan import GPUS, GROUP_SIZES, LIMIT, Replica, group_sizes
+    from rapid.planning.gpus import find_gpu
+    from rapid.planning.plan import GROUP_SIZES, LIMIT, Replica, group_sizes
     from rapid.planning.schedules import Speculating
 
-    if (device := GPUS.get(gpu.lower())) is None:
-        fail(f"no GPU {gpu!r} is known: take one of {', '.join(GPUS)}")
+    device = find_gpu(gpu)
+    if device.name != gpu.lower():
+        note(f"{gpu} is taken as {device.name}")
     if drafter_context is None:
         from retrieval.settings import RetrievalConfig
 
@@ -245,7 +253,7 @@ def _why_not_packed(role: str, replica: Replica) -> str | None:
 
 def _check_pair(target: str, drafter: str) -> None:
     """Fail, as the server does, where the token ids of the two models do not mean the same."""
-    from rapid.planning.shapes import KNOWN_VOCABULARIES
+    from rapid.planning.known_models import KNOWN_VOCABULARIES
 
     known = [KNOWN_VOCABULARIES.get(model.lower()) for model in (target, drafter)]
     if target == drafter or (known[0] is not None and known[0] == known[1]):
@@ -288,15 +296,17 @@ def _weights(role: str, model: str, bits: float | None) -> dict[str, Any]:
 
 def _shape(model: str) -> tuple[ModelShape, StoredBits | None]:
     from rapid.catalogue import CATALOGUE
-    from rapid.planning.shapes import KNOWN_SHAPES
+    from rapid.planning.known_models import KNOWN_SHAPES
 
     if model.lower() in KNOWN_SHAPES:
         return KNOWN_SHAPES[model.lower()][1], None
     is_path = Path(os.path.expanduser(model)).exists() or model.startswith("embedded:")
     if not (is_path or any(entry.name == model.lower() for entry in CATALOGUE)):
+        near = get_close_matches(model.lower(), KNOWN_SHAPES, n=2)
+        did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
         fail(
-            f"no model {model!r} is known: take one of {', '.join(KNOWN_SHAPES)}, a name of "
-            "'rapid models list', a GGUF file, or a directory with a config.json"
+            f"no model {model!r} is known: {did_you_mean}take one of {', '.join(KNOWN_SHAPES)}, "
+            "a name of 'rapid models list', a GGUF file, or a directory with a config.json"
         )
     from rapid.checkpoints.facts import read_model_facts
     from rapid.config import EngineConfig

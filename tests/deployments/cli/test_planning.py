@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer
-from rapid.planning.shapes import KNOWN_SHAPES, KNOWN_VOCABULARIES
+from rapid.planning.known_models import KNOWN_SHAPES, KNOWN_VOCABULARIES
 from tests.deployments.cli.command import rapid
 from tests.rapid.tiny_stored import publish
 
@@ -279,6 +279,13 @@ class TestPlan:
         shown = rapid("plan", *self.EIGHT, *options).stdout
         assert sentence in shown.splitlines()[-1]
 
+    def test_a_gpu_without_its_variant_is_the_usual_one(self):
+        options = ("--target", "qwen3-8b", "--drafter", "qwen3-32b", "--context", "40960")
+        result = rapid("plan", *options, "--gpu", "H100")
+        assert result.exit_code == 0
+        assert "H100 is taken as h100-sxm" in result.stderr
+        assert "NVIDIA H100 SXM datasheet" in result.stdout
+
     def test_a_checkpoint_directory_is_read(self):
         from rapid.embedded import DRAFTER
 
@@ -288,7 +295,9 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("option", "value", "sentence"),
         [
-            ("--gpu", "tpu", "take one of a100-80gb, h100-sxm, h200"),
+            ("--gpu", "tpu", "take one of a100-40gb, a100-80gb, h100-sxm"),
+            ("--gpu", "h20", "did you mean h200"),
+            ("--drafter", "qwen3-7b", "did you mean qwen3-1.7b"),
             ("--drafter", "gpt-5", "take one of llama-3.2-1b, llama-3.1-8b"),
             ("--drafter", str(ROOT / "docs"), "holds no config.json"),
         ],
