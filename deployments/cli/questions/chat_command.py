@@ -83,7 +83,7 @@ def chat(
                     break
             elif line:
                 conversation.ask(line)
-    if conversation.has_failed and not sys.stdin.isatty():
+    if conversation.has_failed and not _is_terminal():
         raise typer.Exit(1)
 
 
@@ -191,9 +191,13 @@ class Conversation:
         note(f"mode {mode}: {self._receipt['reason']}; sampled from: {contract}")
 
 
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
 def _lines() -> Iterator[str]:
     """Yield what is typed, or the lines of standard input, without the space around them."""
-    if not sys.stdin.isatty():
+    if not _is_terminal():
         yield from (line.strip() for line in sys.stdin)
         return
     import readline  # noqa: F401 (which gives `input` a history)

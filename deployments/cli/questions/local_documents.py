@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from library.parsing import ParsedText
 
 _ENCODINGS = {"cp1252": "Windows-1252 (Latin-1)", "utf-8": "UTF-8 with broken places"}
+_QUICK_S = 2.0  # a thousand pages take longer; nobody wonders before
 _MOST_NAMED = 3  # of the largest documents
 
 
@@ -27,12 +29,14 @@ def read_documents(paths: Sequence[Path]) -> dict[str, ParsedText]:
     if not paths:
         return {}
     waiting = Waiting("reading files")
+    began = time.monotonic()
+
+    def tell(path: Path, done: int, pages: int) -> None:
+        if time.monotonic() - began > _QUICK_S:
+            waiting.say(f"reading {path.name}: page {done} of {pages}")
+
     try:
-        read = read_files(
-            paths,
-            sys.stdin.buffer,
-            lambda path, done, pages: waiting.say(f"reading {path.name}: page {done} of {pages}"),
-        )
+        read = read_files(paths, sys.stdin.buffer, tell)
     finally:
         waiting.stop()
     if read.problems:

@@ -48,15 +48,14 @@ def make_body(
     model: str, messages: list[dict[str, str]], rapid: dict[str, Any], **fields: Any
 ) -> dict[str, Any]:
     """Return the body of a streamed question with progress; what is None is left out."""
-    body = {
+    given = {key: value for key, value in rapid.items() if value is not None}
+    return {
         "model": model,
         "messages": messages,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "rapid": {key: value for key, value in rapid.items() if value is not None},
+        "rapid": given | {"progress": True},
     } | {key: value for key, value in fields.items() if value is not None}
-    body["rapid"]["progress"] = True
-    return body
 
 
 def check_writable(given: dict[str, str | float | None]) -> None:
