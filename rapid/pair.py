@@ -264,9 +264,9 @@ class Pair:
 
 
 def open_pair(
-    target: str | EngineConfig,
+    target: str | Path | EngineConfig,
     *,
-    drafter: str | EngineConfig | OwnDrafting | None = None,
+    drafter: str | Path | EngineConfig | OwnDrafting | None = None,
     retrieval: RetrievalConfig | None = None,
     speculation: SpeculationConfig | None = None,
     context_tokens: int = 32_768,
@@ -292,7 +292,7 @@ def open_pair(
         raise ConfigurationError("speculation.rule is not for all answers: ask with mode 'paper'")
     configs = [_engine_config(target, context_tokens)]
     own_drafting = drafter if isinstance(drafter, OwnDrafting) else None
-    if isinstance(drafter, str | EngineConfig):
+    if drafter is not None and not isinstance(drafter, OwnDrafting):
         configs.append(_engine_config(drafter, context_tokens))
     if own_drafting is None and configs[0].max_leases < 2:  # the target may read what is retrieved
         configs[0] = configs[0].model_copy(update={"max_leases": 2})
@@ -367,9 +367,16 @@ def _pool(opening: ExitStack, model: LoadedModel, vocab_size: int | None) -> Loc
     return LocalPool(engine)
 
 
-def _engine_config(model: str | EngineConfig, context_tokens: int) -> EngineConfig:
+def _engine_config(model: str | Path | EngineConfig, context_tokens: int) -> EngineConfig:
     if isinstance(model, EngineConfig):
         return model
+    if isinstance(model, Path):
+        model = str(model)
+    if not isinstance(model, str):
+        raise ConfigurationError(
+            "a model must be a checkpoint directory, a hub name or a rapid.config.EngineConfig; "
+            f"it is of type {type(model).__name__}"
+        )
     facts = read_model_facts(EngineConfig(model=model))
     longest = min(context_tokens, facts.num_positions)
     return EngineConfig(model=model, max_context=longest, kv_cache_tokens=2 * longest)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from deployments.cli.terminal import AsJson, fail, note, out, print_json
+from deployments.cli.terminal import USAGE, AsJson, fail, note, out, print_json
 
 if TYPE_CHECKING:
     from library.database import Database
@@ -77,9 +77,13 @@ def create(
 
     scopes = scope or ["ask", "documents"]
     if wrong := set(scopes) - set(SCOPES):
-        fail(f"--scope {min(wrong)}: there is no such scope, give one of {', '.join(SCOPES)}")
+        say = f"--scope {min(wrong)}: there is no such scope, give one of {', '.join(SCOPES)}"
+        fail(say, USAGE)
     if not (0 < len(tenant) <= 128 and tenant.isprintable() and name.isprintable()):
-        fail("a tenant's name has 1 to 128 printable characters, and a key's is printable, too")
+        fail(
+            "a tenant's name has 1 to 128 printable characters, and a key's is printable, too",
+            USAGE,
+        )
     expires_at = None if days is None else int(time.time()) + days * _DAY_S
     row, key = _with_database(
         config,
@@ -112,7 +116,7 @@ def list_all(
 
     rows = _with_database(config, read)
     if as_json:
-        names = ("id", "tenant", "name", "created_at", "expires_at", "revoked_at")
+        names = ("id", "tenant", "name", "created", "expires_at", "revoked_at")
         print_json(
             [
                 {name: getattr(row, name) for name in names} | {"scopes": row.scopes.split()}

@@ -394,3 +394,11 @@ def test_what_a_progress_callback_raises_ends_the_answer(pair, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         pair.answer("Who?", documents=[text], mode="plain", on_progress=give_up)
     assert pair._services.pools.target.engine.status().leases_open == 0
+
+
+def test_what_is_no_model_is_one_sentence(tmp_path):
+    with pytest.raises(ConfigurationError, match="it is of type NoneType"):
+        rapid.open(None)
+    with pytest.raises(ConfigurationError) as refused:
+        rapid.open(tmp_path / "missing")
+    assert str(tmp_path / "missing") in str(refused.value)

@@ -94,7 +94,8 @@ def stream_answer(
     silence_s = card.get("rapid", {}).get("silence_s")
     longest_s = None if silence_s is None else SILENCE_TIMEOUT_S + silence_s
     pace = ReadingPace()
-    waiting = Waiting(f"sending {num_characters:,} characters" if num_characters else "thinking")
+    about = f"asking about {num_characters:,} characters" if num_characters else "thinking"
+    waiting = Waiting(about)
 
     def refuse_in_words(error: Json) -> NoReturn:
         waiting.stop()

@@ -111,6 +111,7 @@ class Conversation:
         self._texts: dict[str, ParsedText] = {}
         self._places: list[int] = []
         self._receipt: dict[str, Any] = {}
+        self._usage: dict[str, Any] = {}
 
     def add(self, texts: dict[str, ParsedText]) -> None:
         """Add documents, which come with the next question; one of the same name is left out."""
@@ -144,8 +145,8 @@ class Conversation:
         if answer.text:
             typer.echo()
             self._messages = [*messages, {"role": "assistant", "content": answer.text}]
-        if answer.receipt:
-            self._receipt = answer.receipt
+        if answer.receipt and answer.final:  # it is complete
+            self._receipt, self._usage = answer.receipt, answer.final["usage"]
             if (line := origin(answer.receipt, self._texts)) is not None:
                 note(line)
 
@@ -188,7 +189,11 @@ class Conversation:
             note("nothing has been answered yet")
             return
         mode, contract = self._receipt["mode"], self._receipt["contract"]
-        note(f"mode {mode}: {self._receipt['reason']}; sampled from: {contract}")
+        cached = self._usage["prompt_tokens_details"]["cached_tokens"]
+        note(
+            f"mode {mode}: {self._receipt['reason']}; sampled from: {contract}; "
+            f"{cached:,} of {self._usage['prompt_tokens']:,} tokens had been read before"
+        )
 
 
 def _is_terminal() -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import uvicorn
+from starlette.types import Receive, Scope, Send
 
 from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig, ModelCard
@@ -24,12 +26,21 @@ class Server:
         card = ModelCard(is_embedded=is_embedded)
         settings = ApiConfig(models={"served": card}, **config)  # type: ignore[arg-type]
         ingress = Ingress(orchestrator, settings)
-        options = uvicorn.Config(ingress, log_level="error", lifespan="off", ws="none")
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            self._loop = asyncio.get_running_loop()
+            await ingress(scope, receive, send)
+
+        options = uvicorn.Config(serve, log_level="error", lifespan="off", ws="none")
         self.orchestrator = orchestrator
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._server = uvicorn.Server(options)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
         self._thread.start()
+
+    def run_soon(self, act: Callable[[], None]) -> None:
+        """Do something on the server's loop, once it answers somebody."""
+        self._loop.call_soon_threadsafe(act)
 
     def close(self) -> None:
         self._server.should_exit = True

@@ -12,6 +12,7 @@ import pytest
 from click.testing import Result
 
 from deployments.cli.questions.citations import origin
+from deployments.cli.terminal import Waiting
 from deployments.config.api_config import ApiKey
 from deployments.config.tenants import hash_key
 from library.parsing import Layout, PageExtent, ParsedText
@@ -105,6 +106,33 @@ class TestAsk:
         assert result.stdout == "Hello\n"
         silent = serve(asyncio.Event(), *answer, silence_s=0.1)
         assert "went silent" in rapid("ask", "Who?", "--url", silent.url).stderr
+
+    @pytest.mark.parametrize(
+        ("state", "said"),
+        [
+            ({"ready": True}, "queued, or looking for passages"),
+            ({"ready": False, "reason": "no target has started"}, "loading: no target has started"),
+        ],
+    )
+    def test_what_holds_up_an_answer_is_said_before_it_begins(
+        self, serve, monkeypatch, state, said
+    ):
+        monkeypatch.setattr(f"{STREAM}._LOOK_S", 0.2)
+        go_on = asyncio.Event()
+        server = serve(go_on, STARTED, TextDelta(0, "Hello", (), "stop"), Finished(receipt()))
+        server.orchestrator.state = state
+        told: list[str] = []
+        say = Waiting.say
+
+        def note_and_go_on(waiting: Waiting, message: str) -> None:
+            told.append(message)
+            say(waiting, message)
+            server.run_soon(go_on.set)
+
+        monkeypatch.setattr(Waiting, "say", note_and_go_on)
+        result = rapid("ask", "Who?", "--url", server.url)
+        assert result.stdout == "Hello\n"
+        assert told[0].startswith(said)
 
     def test_a_document_that_is_read_again_in_mid_answer_is_not_spoken_of(self, serve):
         begun, rest = TextDelta(0, "Hel"), TextDelta(0, "lo", (), "stop")

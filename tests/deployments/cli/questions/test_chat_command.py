@@ -55,7 +55,9 @@ def test_commands(serve, notes):
     (request,), result = talk(serve, *lines, "/quit", "Not asked", files=(notes,))
     assert request.speculation.mode == "rag"
     assert "nothing has been answered yet" in result.stderr
-    assert "mode rag: retrieval found evidence; sampled from: fused" in result.stderr
+    assert (
+        "mode rag: retrieval found evidence; sampled from: fused; 0 of 100 tokens" in result.stderr
+    )
     assert "/mode takes one of plain, lossless" in result.stderr
     assert "No closing quotation" in result.stderr
     assert "/add FILE...   more documents" in result.stderr
