@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from rapid.ports import Clock
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-USAGE = 2
-"""Exit status where what was typed is wrong: an option, or a file that it names."""
+USAGE = 2  # exit status where what was typed is wrong, as Click's own
 
 _LOG_S = 15.0  # between two lines about one wait in a log
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import glob
 import os
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from library.parsing.layout import ParsedText
+from library.parsing.parsing_limits import ParsingLimits
 from library.parsing.reading import is_readable, read_text
 from library.parsing.unreadable_file import UnreadableFile
 
 STANDARD_INPUT = Path("-")
+_PART_BYTES = 1 << 20  # of what a pipe gives at once
 _MOST_NAME_CHARS = 256  # of a document's name in a request
 _PASSED_OVER = ("unsupported_file", "empty_file")  # in a folder; a file that was named is a problem
 
@@ -81,8 +83,8 @@ def read_files(
             if not is_named and not is_readable(path):
                 read.num_other += 1
                 continue
-            with _opened(path, standard_input) as place:
-                tell = None if on_progress is None else _telling(on_progress, path)
+            with _lend_path(path, standard_input) as place:
+                tell = None if on_progress is None else partial(on_progress, path)
                 parsed.append((path, read_text(place, path.name, on_progress=tell)))
         except UnreadableFile as error:
             if is_named or error.code not in _PASSED_OVER:
@@ -144,16 +146,18 @@ def _walk(folder: Path, read: LocalFiles) -> Iterator[Path]:
 
 
 @contextmanager
-def _opened(path: Path, standard_input: BinaryIO | None) -> Iterator[str | Path]:
-    """Yield where a file's bytes are; those of standard input are put into a file first."""
-    if standard_input is None or path != STANDARD_INPUT:
+def _lend_path(path: Path, standard_input: BinaryIO | None) -> Iterator[str | Path]:
+    """Yield where a file's bytes are; those that come from a pipe are put into a file first."""
+    if path.is_file():
         yield path
         return
-    with tempfile.NamedTemporaryFile() as copy:
-        shutil.copyfileobj(standard_input, copy)
+    with ExitStack() as stack:
+        source = standard_input if path == STANDARD_INPUT else None
+        source = source or stack.enter_context(path.open("rb"))
+        copy = stack.enter_context(tempfile.NamedTemporaryFile())
+        room = ParsingLimits().file_bytes + 1  # one too many, for which it is refused
+        while part := source.read(min(_PART_BYTES, room)):
+            copy.write(part)
+            room -= len(part)
         copy.flush()
         yield copy.name
-
-
-def _telling(on_progress: PageProgress, path: Path) -> Callable[[int, int], None]:
-    return lambda done, pages: on_progress(path, done, pages)

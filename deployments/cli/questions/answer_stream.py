@@ -110,7 +110,7 @@ def stream_answer(
     )
     response: httpx.Response | None = None
     try:
-        with _saying_what_holds_up(client, waiting):
+        with _say_what_holds_up(client, waiting):
             response = client.send(request, stream=True)
         if response.status_code != 200:
             told = response.read()
@@ -144,7 +144,7 @@ def stream_answer(
 
 
 @contextmanager
-def _saying_what_holds_up(client: httpx.Client, waiting: Waiting) -> Iterator[None]:
+def _say_what_holds_up(client: httpx.Client, waiting: Waiting) -> Iterator[None]:
     """Say, while the block waits for the first byte of an answer, what the server waits for."""
     has_begun = threading.Event()
     thread = threading.Thread(target=_look, args=(client, waiting, has_begun), daemon=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,15 @@ def test_a_broken_file_of_a_folder_is_a_problem_too(folder: Path) -> None:
 def test_a_pipe_in_a_folder_is_not_waited_for(folder: Path) -> None:
     os.mkfifo(folder / "notes" / "pipe")
     assert len(read_files([folder / "notes"]).files) == 2
+
+
+def test_a_pipe_that_is_named_is_read_to_its_end(tmp_path: Path) -> None:
+    pipe = tmp_path / "63"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as writer:
+        writing = writer.submit(pipe.write_text, "from a process")
+        assert texts_of(pipe) == [("63", "from a process")]
+        writing.result()
 
 
 def test_names_are_apart_printable_and_short() -> None:
