@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rapid.config import PromptLookup, SamplingConfig, SpeculationConfig, WindowDrafting
+    from rapid.events import Reading
     from rapid.generation import Generation, generate, load
     from rapid.messages import Document, Message
     from rapid.pair import Answer, Pair
@@ -17,6 +18,7 @@ __all__ = [
     "Message",
     "Pair",
     "PromptLookup",
+    "Reading",
     "SamplingConfig",
     "SpeculationConfig",
     "WindowDrafting",
@@ -27,6 +29,7 @@ __all__ = [
 
 _NAMES_OF = {
     "rapid.config": ("PromptLookup", "SamplingConfig", "SpeculationConfig", "WindowDrafting"),
+    "rapid.events": ("Reading",),
     "rapid.generation": ("Generation", "generate", "load"),
     "rapid.messages": ("Document", "Message"),
     "rapid.pair": ("Answer", "Pair", "open"),

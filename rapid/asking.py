@@ -25,7 +25,7 @@ from rapid.requests import (
 
 _TENANT = "local"
 _CHAT = "must be a text or a list of rapid.Message(role, text)"
-_TEXTS = "must be a list of texts or of rapid.Document(name, text)"
+_TEXTS = "must be a list of texts, paths or rapid.Document(name, text)"
 
 
 class AskSettings(TypedDict, total=False):

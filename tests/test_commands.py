@@ -78,6 +78,7 @@ FOR_HELP = {
     "rapid keys revoke": "needs the id of a key; tests/deployments/cli/test_keys.py has one",
     "rapid keys rotate": "needs the id of a key; tests/deployments/cli/test_keys.py has one",
     "rapid ask": _SERVER,
+    "rapid chat": _SERVER,
     "rapid documents add": _SERVER,
     "rapid documents verify": _SERVER,
     "rapid models get": _HUB,

@@ -219,7 +219,12 @@ class Ingress:
         self._cards, created, silence_s = {}, int(time.time()), config.silence_s
         for name, card in config.cards.items():
             self._cards[name] = model_card(
-                name, created, card.max_model_len, is_embedded=card.is_embedded, silence_s=silence_s
+                name,
+                created,
+                card.max_model_len,
+                is_embedded=card.is_embedded,
+                silence_s=silence_s,
+                limits=config.request_limits,
             )
 
     @asynccontextmanager

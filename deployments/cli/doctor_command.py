@@ -29,8 +29,6 @@ def doctor(
 
     It changes nothing. The exit status is 0 if all is well, 1 with warnings, and 2 if the server
     cannot work. Ray's processes of an earlier run are named, and end only by your hand.
-
-    Example: rapid doctor my.yaml
     """
     from deployments.cli.doctor.checklist import examine
 

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
+
+from deployments.cli.questions.question_options import Transfer
 
 TARGET, DRAFTER = "embedded:target", "embedded:drafter"
 
@@ -41,13 +43,13 @@ class EvalOptions:
         _who(help="Which system answers; may be repeated. By default the task's.", metavar="NAME"),
     ] = None
     mode: Annotated[
-        str | None,
-        _who(help="One system instead: plain, lossless, fused, paper or rag.", metavar="MODE"),
+        Literal["plain", "lossless", "fused", "paper", "rag"] | None,
+        _who(help="One system instead."),
     ] = None
     eta: Annotated[float | None, _who(help="With --mode fused or paper.", metavar="NUMBER")] = None
     transfer: Annotated[
-        str | None,
-        _who(help="With --mode fused: boost, distill, adaptive or mixture.", metavar="RULE"),
+        Transfer | None,
+        _who(help="With --mode fused."),
     ] = None
     max_draft: Annotated[
         int | None, _who(help="With --mode: tokens per block.", metavar="NUMBER")

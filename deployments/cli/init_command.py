@@ -52,8 +52,6 @@ def init(
 
     What is not given is asked for. The largest models that hold all questions are taken; numbers
     of 'rapid plan' stand in the file. Keys are stored as hashes, and one more is an operator's.
-
-    Example: rapid init my.yaml --gpus 4xh100 --document-tokens 60000 --people 40 --teams law,sales
     """
     from deployments.config.initial_file import (
         HEADROOM,

@@ -52,10 +52,7 @@ def logs(
     ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines of each.", min=1)] = 50,
 ) -> None:
-    """Print the output of this folder's server, also of one that has ended.
-
-    Example: rapid logs -f --pool target
-    """
+    """Print the output of this folder's server, also of one that has ended."""
     from deployments.cli.server_process import running_pid
 
     files = _find_files(pool, lines)

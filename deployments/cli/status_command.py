@@ -60,8 +60,6 @@ def status(
 
     The exit status is 1 unless it is ready. A server with keys shows its replicas to an operator's
     key only.
-
-    Example: rapid status --json
     """
     found = _ask(url, api_key) if url is not None else _find_here(api_key)
     if as_json:

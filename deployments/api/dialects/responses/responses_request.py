@@ -155,7 +155,7 @@ class ResponsesRequest(_OwnFields):
 
 _RENAMED = {name: here for name, here in _NAMES_HERE.items() if "." not in name}
 RESPONSES_FIELDS = CHAT_FIELDS.derive(
-    ResponsesRequest.model_fields, _UNSUPPORTED, ("stream_options",), _RENAMED
+    ResponsesRequest.model_fields, _UNSUPPORTED, ("return_progress", "stream_options"), _RENAMED
 )
 
 
