@@ -229,7 +229,7 @@ async function walk(entry, found) {
   if (entry.name.startsWith(".") || found.length >= MOST_DROPPED) return;
   if (entry.isFile) {
     const file = await new Promise((resolve, reject) => entry.file(resolve, reject));
-    found.push([file, entry.fullPath.replace(/^\//, "")]);
+    found.push([file, inFolder(entry.fullPath)]);
     return;
   }
   const reader = entry.createReader();
@@ -243,7 +243,10 @@ async function walk(entry, found) {
 /** Returns `[file, name]` of the files of a chosen folder. */
 export function listChosen(files) {
   return [...files]
-    .map((file) => [file, file.webkitRelativePath || file.name])
-    .filter(([, name]) => !name.split("/").some((part) => part.startsWith(".")))
+    .filter((file) => !/(^|\/)\./.test(file.webkitRelativePath)) // as of version control
+    .map((file) => [file, inFolder(file.webkitRelativePath || file.name)])
     .slice(0, MOST_DROPPED);
 }
+
+/** Names a file with its folders, which the server takes for no part of a name. */
+const inFolder = (path) => path.replace(/^\//, "").replaceAll("/", " › ");
