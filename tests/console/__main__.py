@@ -23,6 +23,7 @@ from benchmarks.serving.embedded_application import embedded_application
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
+QUESTION = "List the three deposits of Lonadu."
 
 
 def find_browser() -> str:
@@ -73,14 +74,17 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="WORD", help="stories whose names have it")
     parser.add_argument("--pictures", action="store_true", help="take the pictures of the pages")
     options = parser.parse_args()
-    stories = [install(), HERE / "stories.py", "--browser", find_browser()]
+    stories = [install(), "-m", "tests.console.stories", "--browser", find_browser()]
     if options.pictures:
         with embedded_application() as application, tempfile.TemporaryDirectory() as folder:
-            print(folder)
-        return
-    with fake_application() as url:
-        told = subprocess.run([*stories, url, "--only", options.only], check=False)
-    sys.exit(told.returncode)
+            rapid = Path(sys.executable).parent / "rapid"
+            subprocess.run([rapid, "sample-document", "--seed", "7", "--out", folder], check=True)
+            of = [f"{folder}/document.txt", QUESTION, ROOT / "docs/pictures"]
+            done = subprocess.run([*stories, application.url, "--pictures", *of], cwd=ROOT)
+    else:
+        with fake_application() as url:
+            done = subprocess.run([*stories, url, "--only", options.only], cwd=ROOT)
+    sys.exit(done.returncode)
 
 
 if __name__ == "__main__":

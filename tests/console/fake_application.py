@@ -45,9 +45,9 @@ _PIECE = re.compile(r"\S+\s*")
 class Obedient(Searching):
     """Answers with the first sentence of the documents that shares a number with the question.
 
-    ``busy`` refuses every other time, ``full`` always; ``long`` is too long but for retrieval; ``weather`` is
-    nothing in the documents; ``slow`` tells of its reading; ``script`` answers with markup; a
-    stream breaks ``once``, or ``always``, where its words say so.
+    ``busy`` refuses every other time, ``full`` always; ``long`` is too long but for retrieval;
+    ``weather`` is nothing in the documents; ``slow`` waits, and tells of its reading; ``script``
+    answers with markup; a stream breaks ``once``, or ``always``, where its words say so.
     """
 
     def __init__(self, library: LibraryAccess) -> None:
@@ -66,6 +66,7 @@ class Obedient(Searching):
         if "long" in question and mode != "rag":
             raise PromptTooLong.of(4096, "the prompt has 9000 tokens", "rapid.documents")
         if "slow" in question:
+            await asyncio.sleep(1.5)  # as one that waits for its leases
             for num_read in range(0, 8001, 1000):
                 yield Reading(num_read, 8000)
                 await asyncio.sleep(0.2)

@@ -1,7 +1,7 @@
 """Stories of people who use the console, told by a headless Chromium.
 
-This runs in an environment of its own, which `tests/console/__main__.py` makes, and imports nothing
-of this repository: what the server does is in `tests/console/fake_application.py`.
+This runs in an environment of its own, which `tests/console/__main__.py` makes and which has no
+package of ours: what the server does is in `tests/console/fake_application.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 
 import axe_playwright_python
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.library.parsing.small_pdf import write_pdf
 
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
@@ -82,7 +84,7 @@ class Visit:
         assert not told, f"{where}: {told}"
 
     def close(self) -> None:
-        """Leave, and check that the page complained of nothing and loaded nothing from elsewhere."""
+        """Leave, and check that the page had no errors and loaded nothing from elsewhere."""
         self.page.context.close()
         assert not self.complaints, self.complaints
         assert not self.elsewhere, self.elsewhere
@@ -283,6 +285,7 @@ def reading_shows_percent_and_seconds_and_can_be_stopped(visit: Visit) -> None:
     visit.open()
     visit.add()
     turn = visit.ask("slow: what is the code of door 15?")
+    expect(turn.locator(".state")).to_contain_text("waiting for 1 s")
     expect(turn.locator(".progress")).to_contain_text("Reading the documents: ")
     expect(turn.locator(".progress")).to_contain_text(" s left")
     visit.page.click("#stop")
@@ -349,7 +352,8 @@ def everything_is_reached_by_the_keyboard_and_shows_its_focus(visit: Visit) -> N
                 if (getComputedStyle(each).outlineStyle === "none") throw new Error(each.outerHTML);
                 window.seen ??= new Map();
                 if (!seen.has(each)) seen.set(each, String(seen.size));
-                return each.matches("button, input, select, textarea, summary") ? seen.get(each) : ""; }"""
+                return each.matches("button, input, select, textarea, summary")
+                  ? seen.get(each) : ""; }"""
             )
         )
     assert len(reached - {""}) == wanted
@@ -380,9 +384,21 @@ def a_phone_shows_one_part_at_a_time(visit: Visit) -> None:
 
 
 @story
+def the_source_in_a_pdf_is_named_by_its_page(visit: Visit) -> None:
+    page = visit.open()
+    pages = [[(72.0, 720.0, f"Door {number} opens with {20000 + number}.")] for number in range(3)]
+    page.set_input_files("#files", [file("doors.pdf", write_pdf(pages))])
+    expect(visit.row("doors.pdf")).to_have_attribute("data-state", "ready", timeout=WAIT_MS)
+    expect(visit.row("doors.pdf")).to_contain_text("3 pages")
+    turn = visit.ask("How does 20001 come in?")
+    turn.get_by_role("button", name="[1] doors.pdf, page 2").click(timeout=WAIT_MS)
+    expect(page.locator("mark")).to_have_text("Door 1 opens with 20001.")
+
+
+@story
 def a_chosen_folder_is_added_file_by_file(visit: Visit) -> None:
     page = visit.open()
-    folder = Path(sys.argv[0]).parent
+    folder = Path(__file__).parent
     page.set_input_files("#folder", folder)
     name = f"{folder.name} › requirements.txt"
     expect(visit.row(name)).to_have_attribute("data-state", "ready", timeout=WAIT_MS)
@@ -421,9 +437,8 @@ def take_pictures(browser: Browser, url: str, document: Path, question: str, fol
             page.locator("#document-list input").first.check()
         else:
             visit.add(document.name, document.read_text())
-        page.get_by_role(
-            "button", name="Conversation", exact=True
-        ).click() if name == "phone" else None
+        if name == "phone":
+            page.get_by_role("button", name="Conversation", exact=True).click()
         turn = visit.ask(question)
         expect(turn.locator(".cost")).to_be_visible(timeout=3 * WAIT_MS)
         if name != "phone" and turn.locator("button.source").count():
@@ -436,7 +451,7 @@ def take_pictures(browser: Browser, url: str, document: Path, question: str, fol
 @contextmanager
 def browsing(executable: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        # As root, as in a container, Chromium's own sandbox does not start; it opens our page alone.
+        # Chromium's own sandbox does not start for root; it opens our page alone.
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         yield browser
         browser.close()

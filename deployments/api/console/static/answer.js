@@ -36,6 +36,13 @@ export function listWarnings({ receipt, finish }, hasDocuments) {
   ].filter(Boolean);
 }
 
+function countUp(tell) {
+  const began = performance.now();
+  const tick = () => tell(Math.floor((performance.now() - began) / 1000));
+  tick();
+  return setInterval(tick, 1000);
+}
+
 export class Answer {
   /**
    * `actions` has `openSource(source)`, `followEnd()`, `showCode(body)`, `askForKey(failure)` and
@@ -64,8 +71,11 @@ export class Answer {
 
   /** Asks, shows what comes, and returns the text; null if it did not come to its end. */
   async run(server, signal) {
-    const began = make("p", { class: "waiting" }, "Asked; the server has the question");
+    const began = make("p", { class: "waiting" });
     this.showState(began);
+    const clock = countUp((seconds) => {
+      began.textContent = `The server has the question${seconds ? `; waiting for ${duration(seconds)}` : ""}`;
+    });
     let progress = null;
     const tell = {
       progress: ({ what, done, of }) => {
@@ -100,6 +110,7 @@ export class Answer {
       this.showFailure(failure, signal.aborted);
       return null;
     } finally {
+      clearInterval(clock);
       this.thinking.flush();
       this.text.setAttribute("aria-busy", "false");
       this.actions.followEnd();

@@ -1,4 +1,4 @@
-"""The console's files: who gets them, under which path, and that they load and interpret nothing."""
+"""The console's files: who gets them, under which path, and that they interpret nothing."""
 
 from __future__ import annotations
 
