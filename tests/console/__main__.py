@@ -19,10 +19,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from PIL import Image
+
 from benchmarks.serving.embedded_application import embedded_application
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
+COLORS = 64  # of a picture, which is then a third as long
 QUESTION = "List the three deposits of Lonadu."
 
 
@@ -81,6 +84,8 @@ def main() -> None:
             subprocess.run([rapid, "sample-document", "--seed", "7", "--out", folder], check=True)
             of = [f"{folder}/document.txt", QUESTION, ROOT / "docs/pictures"]
             done = subprocess.run([*stories, application.url, "--pictures", *of], cwd=ROOT)
+            for each in (ROOT / "docs/pictures").glob("console-*.png"):
+                Image.open(each).quantize(COLORS).save(each, optimize=True)
     else:
         with fake_application() as url:
             done = subprocess.run([*stories, url, "--only", options.only], cwd=ROOT)

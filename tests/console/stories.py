@@ -151,7 +151,7 @@ def a_question_is_copied_as_programs_send_it(visit: Visit) -> None:
     page.fill("#temperature", "0.5")
     page.select_option("#mode", "fused")
     turn = visit.ask("What's the code of door 7?")
-    turn.get_by_role("button", name="Copy as curl or Python").click(timeout=WAIT_MS)
+    turn.get_by_role("button", name="Copy as code").click(timeout=WAIT_MS)
     visit.check_access("dialog")
     page.get_by_role("button", name="Copy Python").click()
     expect(page.locator("#code-note")).to_have_text("Copied.")
@@ -243,7 +243,7 @@ def a_key_is_asked_for_and_a_wrong_one_is_told(visit: Visit) -> None:
     visit.add()
     turn = visit.ask()
     expect(turn.locator(".text")).to_contain_text("door 4321 is 24321", timeout=WAIT_MS)
-    turn.get_by_role("button", name="Copy as curl or Python").click()
+    turn.get_by_role("button", name="Copy as code").click()
     assert "sk-a" not in page.input_value("#code-curl") + page.input_value("#code-python")
     assert (
         page.evaluate("localStorage.length + sessionStorage.length + document.cookie.length") == 0
@@ -433,8 +433,8 @@ def take_pictures(browser: Browser, url: str, document: Path, question: str, fol
         page = visit.open()
         if name == "phone":
             page.get_by_role("button", name="Documents", exact=True).click()
-        if page.locator("#document-list li").count():
-            page.locator("#document-list input").first.check()
+        if visit.row(document.name).count():
+            visit.row(document.name).get_by_role("checkbox").check()
         else:
             visit.add(document.name, document.read_text())
         if name == "phone":

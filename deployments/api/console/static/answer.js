@@ -148,7 +148,7 @@ export class Answer {
     const { sources, marks } = listSources(result.receipt);
     this.markText(marks, sources);
     if (sources.length) this.after.append(this.listOf(sources));
-    const code = button("Copy as curl or Python", () => this.actions.showCode(this.body));
+    const code = button("Copy as code", () => this.actions.showCode(this.body));
     this.after.append(make("p", { class: "cost" }, describeCost(result)), make("div", { class: "actions" }, code));
   }
 
@@ -188,7 +188,8 @@ export class Answer {
     } else if (failure.status === 413) {
       note.append(`This is too large for the server: ${failure.message}`);
     } else if (failure.code === "context_length_exceeded") {
-      note.append(failure.message);
+      note.append(make("strong", {}, this.hasDocuments ? "The documents are too long for this model." : "This is too long for this model."));
+      note.append(make("p", {}, failure.message));
       if (this.hasDocuments) {
         note.append(
           again("Read the best passages that fit", { too_long: "sections" }),

@@ -12,6 +12,7 @@ export class DocumentList {
     byId("choose-folder").onclick = () => byId("folder").click();
     byId("files").onchange = (event) => this.take(listChosen(event.target.files), event.target);
     byId("folder").onchange = (event) => this.take(listChosen(event.target.files), event.target);
+    byId("choose-all").onclick = () => this.chooseAll();
     byId("more-documents").onclick = () => documents.load().catch((failure) => say(failure.message));
     this.takeDrops();
   }
@@ -35,6 +36,14 @@ export class DocumentList {
     if (input) input.value = ""; // so that the same file may be chosen again
   }
 
+  /** Chooses all documents, or none where all are chosen. */
+  chooseAll() {
+    const ready = this.documents.all.filter((each) => each.state === "ready");
+    const chosen = ready.some((each) => !each.chosen);
+    for (const each of ready) each.chosen = chosen;
+    this.documents.changed();
+  }
+
   /** Shows one document anew, or all where none is named. */
   update(entry = null) {
     if (entry && this.rows.has(entry)) this.rows.get(entry).update();
@@ -45,6 +54,8 @@ export class DocumentList {
       : "This server keeps no files: texts stay in this page and are sent with each question.";
     byId("documents-note").textContent = all.length ? `${chosen.length} of ${plural(all.length, "document")} chosen` : none;
     byId("more-documents").hidden = after === null;
+    byId("choose-all").hidden = all.length < 2;
+    byId("choose-all").textContent = chosen.length && all.every((each) => each.chosen || each.state !== "ready") ? "Choose none" : "Choose all";
   }
 
   updateAll() {

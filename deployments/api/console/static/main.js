@@ -51,6 +51,7 @@ function showCode(body) {
   byId("code-python").value = asPython(server.base, body);
   byId("code-note").textContent = server.key ? "Both take the key from RAPID_API_KEY." : "";
   byId("code").showModal();
+  for (const id of ["code-curl", "code-python"]) byId(id).scrollTop = 0;
 }
 
 async function copy(event) {
