@@ -5,7 +5,7 @@ BIN := .venv/bin
 CONFIG ?= serve_config.yaml
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: install lint check test test-slow test-gpu test-mutants test-security test-clients test-compliance test-faults test-faults-quick test-faults-nodes run run-text stop bench bench-quick bench-fairness eval eval-quick eval-text manifests clean
+.PHONY: install lint check test test-slow test-gpu test-mutants test-security test-clients test-console test-compliance test-faults test-faults-quick test-faults-nodes run run-text stop bench bench-quick bench-fairness eval eval-quick eval-text manifests clean
 
 install: .venv/.installed
 
@@ -47,6 +47,9 @@ test-security: install # the tests that docs/security.md names; five minutes
 
 test-clients: install  # eleven unmodified clients against the shipped application; installs them the first time
 	$(BIN)/python -m tests.clients
+
+test-console: install  # five minutes; the console in a headless Chromium, which this machine must have
+	$(BIN)/python -m tests.console
 
 test-compliance: install  # the suite of Open Responses: SUITE=a checkout of its repository, which the help names
 	$(BIN)/python -m tests.compliance $(SUITE)

@@ -87,6 +87,7 @@ FOR_HELP = {
     "rapid serve": "runs until it is stopped; tests/end_to_end/test_lost_ray.py does",
     "tests.clients": "installs clients",
     "tests.compliance": "needs a checkout of the suite",
+    "tests.console": "needs a browser",
     "tests.faults": _MINUTES,
     "tests.mutants": _MINUTES,
     "tests.security": _MINUTES,

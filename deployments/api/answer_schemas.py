@@ -187,6 +187,8 @@ _MEDIA_TYPES = {  # of answers that are not JSON, or not always
         ),
         "text/event-stream",
     ),
+    "GET /": "text/html",
+    "GET /console/{name}": "*/*",
     "GET /docs": "text/html",
     "GET /v1/files/{file_id}/content": "application/octet-stream",
 }

@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.api.accounts.account_routes import AccountRoutes
 from deployments.api.backend.continuing import Cursor, continue_events
 from deployments.api.backend.service import GenerationService
+from deployments.api.console.console_files import ConsoleFiles
 from deployments.api.dialects.chat.chat_dialect import ChatDialect
 from deployments.api.dialects.chat.wire import Json, model_card
 from deployments.api.dialects.completions.completion_dialect import CompletionDialect
@@ -66,6 +67,7 @@ from rapid.errors import (
     BadRequest,
     ConfigurationError,
     Overloaded,
+    RapidError,
     TargetUnavailable,
     TooManyRequests,
     Unauthorized,
@@ -145,6 +147,7 @@ class Ingress:
             accounts,
             library,
         )
+        console = ConsoleFiles(lambda: self._config.console, lambda: self._tenants, accounts)
         responses = ResponsesDialect(library)
         counted: list[tuple[str, CountedDialect, Json, Json]] = [
             ("/v1/messages/count_tokens", MessagesDialect(), {"max_tokens": 1}, {}),
@@ -191,6 +194,8 @@ class Ingress:
                 self._route("/openapi.json", self._describe, scope=None),
                 self._route("/docs", self._show_page, scope=None),
                 self._route("/ready", self._ready, scope=None, is_open=True),
+                self._public_route("/", console.show_page),
+                self._public_route("/console/{name}", console.send_file),
                 Route("/health", _health),
             ],
             exception_handlers={HTTPException: self._no_route},
@@ -244,8 +249,8 @@ class Ingress:
         """Serve one connection; its response has the request's id and the time that it took."""
         began = self._clock()
         self._take_new_keys()
-        if scope["type"] == "http" and len(scope["path"]) > 1:
-            scope["path"] = scope["path"].rstrip("/") or "/"  # some clients end paths with one
+        if scope["type"] == "http":
+            _tidy_path(scope)
         status = 500
 
         async def tag_and_send(message: Message) -> None:
@@ -295,6 +300,14 @@ class Ingress:
             ),
         ]
         return Route(path, handler, methods=[method], middleware=middleware)
+
+    def _public_route(self, path: str, handler: Callable[[Request], Awaitable[Response]]) -> Route:
+        """Return a route of what is no secret, which looks at no key."""
+        errors: dict[Any, Any] = {
+            HTTPException: self._no_route,
+            RapidError: partial(self._refuse, dict),
+        }
+        return Route(path, handler, middleware=[Middleware(ExceptionMiddleware, handlers=errors)])
 
     async def _refuse(
         self, render: Callable[[Json], Json], request: Request, error: Exception
@@ -434,6 +447,16 @@ async def _confirm(reserved: Reservation, request: Request, record: RequestRecor
     except TooManyRequests:
         record.mode = None  # what may have begun is taken back
         raise
+
+
+def _tidy_path(scope: Scope) -> None:
+    """Take the slash from the end of a path, where some clients put one, but for the console's."""
+    path: str = scope["path"]
+    bare = path.rstrip("/")
+    if bare == scope.get("root_path", "").rstrip("/"):
+        scope.setdefault("state", {})["is_folder"] = path.endswith("/")
+        bare += "/"
+    scope["path"] = bare
 
 
 async def _health(request: Request) -> Response:

@@ -289,6 +289,8 @@ def _say_what_next(server: ServerProcess, config: ApplicationConfig, seconds: fl
         f"[bold green]ready[/] after {seconds:.0f} s: {server.url}/v1, model{several} {names}",
         highlight=False,
     )
+    if config.api.console:
+        note(f"{server.url}/ asks about your own files in a browser.")
     note("In another shell:")
     if server.url != DEFAULT_URL:
         note(f"  export RAPID_URL={server.url}")

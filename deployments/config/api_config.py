@@ -105,6 +105,7 @@ class ApiConfig(Frozen):
         allowed_origins: The origins, such as ``https://chat.example.org``, whose web pages may call
             this server from their readers' browsers. They are named one by one: ``*`` is refused,
             as any page could then read what its reader's own machine serves without a key.
+        console: Whether ``GET /`` shows the console, on which a person asks in the browser.
         heartbeat_s: Seconds of silence after which a stream gets an empty line.
         silence_s: Seconds that may pass before the first byte of an answer's stream, for clients to
             wait; the model's card says it. None is the sum of the orchestrator's waits.
@@ -130,6 +131,7 @@ class ApiConfig(Frozen):
     max_model_len: int | None = Field(None, ge=1)
     default_temperature: Finite | None = Field(None, ge=0, le=2)
     allowed_origins: tuple[str, ...] = ()
+    console: bool = True
     heartbeat_s: Finite = Field(5.0, gt=0)
     silence_s: Finite | None = Field(None, gt=0)
     canary: CanaryConfig | None = None

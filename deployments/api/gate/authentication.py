@@ -75,16 +75,11 @@ class Authentication:
 
         A server without configured keys serves this machine, until a key is in the database.
         """
-        headers, tenants, accounts = request.headers, self._tenants(), self._accounts
+        tenants, accounts = self._tenants(), self._accounts
         authorization = _authorization(request)
         key = key_in(authorization)
         try:
-            caller = tenants.identify(
-                authorization,
-                request.client.host if request.client else None,
-                headers.get("host"),
-                is_forwarded=any(name in headers for name in _FORWARDED),
-            )
+            caller = _identify_configured(request, authorization, tenants)
         except Unauthorized:
             if accounts is None or key is None:
                 raise
@@ -98,6 +93,28 @@ class Authentication:
         if await accounts.has_keys():
             raise refusal_of(key)
         return caller
+
+
+async def check_callers_place(
+    request: Request, tenants: Tenants, accounts: Accounts | None
+) -> None:
+    """Check that a page without data may be shown to whoever asks for it.
+
+    Raises:
+        Unauthorized: The server has no keys, and the request is not from its own machine.
+    """
+    if tenants.has_keys or (accounts is not None and await accounts.has_keys()):
+        return
+    _identify_configured(request, None, tenants)
+
+
+def _identify_configured(request: Request, authorization: str | None, tenants: Tenants) -> Caller:
+    return tenants.identify(
+        authorization,
+        request.client.host if request.client else None,
+        request.headers.get("host"),
+        is_forwarded=any(name in request.headers for name in _FORWARDED),
+    )
 
 
 def _authorization(request: Request) -> str | None:

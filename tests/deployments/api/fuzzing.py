@@ -46,7 +46,7 @@ from tests.deployments.scripted import answer
 from tests.library.libraries import FakeIndex
 
 MARKS = {"acme": "quillwort", "guest": "merganser", "quiet": "tamarack"}
-OPEN = {"/health", "/ready"}
+OPEN = {"/", "/console/{name}", "/health", "/ready"}
 NEEDS = {
     **dict.fromkeys(("chat", "responses", "conversations", "messages"), "ask"),
     **dict.fromkeys(("completions", "embeddings", "rerank"), "ask"),

@@ -22,7 +22,6 @@ from rapid.errors import LibraryUnavailable
 from tests.deployments.api.accounts.doors import ASK, CHAT, AccountDoor
 from tests.deployments.api.fuzzing import NEEDS
 
-OPEN = {"/health", "/ready"}
 OPERATOR = ApiKey(tenant="ops", sha256=hash_key("sk-op"), operator=True)
 PLAIN = ApiKey(tenant="acme", sha256=hash_key("sk-1"))
 
@@ -56,6 +55,11 @@ async def test_without_a_key_nothing_is_answered_but_health(
             assert key is None or key == "" or not has_configured_keys
         elif path == "/health":
             assert response.json() == {"status": "ok"}
+        elif path == "/":
+            assert response.status_code == 200  # the console, which has no data
+            assert "console/main.js" in response.text
+        elif path == "/console/name":
+            assert response.status_code == 404  # whatever the key
         else:
             assert (path, response.status_code) == (path, 401)
             assert response.json()["error"]["code"] == "invalid_api_key"

@@ -1,0 +1,153 @@
+// The page: what its parts share, and what a person does with it.
+
+import { Conversation } from "./conversation.js";
+import { byId, make } from "./dom.js";
+import { DocumentList } from "./document_list.js";
+import { Documents } from "./documents.js";
+import { Reader } from "./reader.js";
+import { Server } from "./server.js";
+import { asCurl, asPython } from "./snippets.js";
+
+const LOOK_MS = 2000; // between two looks at a server whose models are loading
+const IDLE = "Choose documents on the left, and ask about them. Answers name their sources.";
+const TOY = "The models of this server understand only generated documents, such as `rapid sample-document` makes.";
+
+const server = new Server();
+const documents = new Documents(server, (entry) => {
+  list.update(entry);
+  tellChosen();
+});
+const reader = new Reader(documents, changeView);
+const list = new DocumentList(documents, (entry) => reader.open(entry), say);
+const conversation = new Conversation(server, documents, { openSource, showCode, askForKey, settings, changed: showBusy });
+let isReady = false;
+
+function say(text, kind = "") {
+  byId("notice").className = kind;
+  byId("notice").replaceChildren(...(text ? [make("p", {}, text)] : []));
+}
+
+function changeView(view) {
+  document.body.dataset.view = view;
+  for (const each of document.querySelectorAll(".tabs button")) {
+    if (each.dataset.view === view) each.setAttribute("aria-current", "true");
+    else each.removeAttribute("aria-current");
+  }
+}
+
+function settings() {
+  const temperature = byId("temperature").value;
+  return { model: byId("model").value, mode: byId("mode").value, temperature: temperature === "" ? null : Number(temperature) };
+}
+
+function openSource(source) {
+  const entry = documents.find(source.part);
+  if (entry) reader.open(entry, source);
+  else say(`${source.part.document} is not among the documents any more.`);
+}
+
+function showCode(body) {
+  byId("code-curl").value = asCurl(server.base, body);
+  byId("code-python").value = asPython(server.base, body);
+  byId("code-note").textContent = server.key ? "Both take the key from RAPID_API_KEY." : "";
+  byId("code").showModal();
+  for (const id of ["code-curl", "code-python"]) byId(id).scrollTop = 0;
+}
+
+async function copy(event) {
+  const field = byId(event.target.dataset.copies);
+  field.select();
+  try {
+    await navigator.clipboard.writeText(field.value);
+    byId("code-note").textContent = "Copied.";
+  } catch {
+    byId("code-note").textContent = "This browser lets no page copy here: the text is selected, copy it yourself.";
+  }
+}
+
+function showKeyForm(shown) {
+  byId("key-form").hidden = !shown;
+  byId("key-button").setAttribute("aria-expanded", String(shown));
+  if (shown) byId("key").focus();
+}
+
+function askForKey(failure) {
+  say(server.key ? `This key is not taken: ${failure.message}` : failure.message, "trouble");
+  showKeyForm(true);
+}
+
+function showBusy() {
+  const { isAsking } = conversation;
+  byId("stop").hidden = !isAsking;
+  for (const id of ["ask-button", "compare"]) byId(id).disabled = isAsking || !isReady;
+}
+
+function tellChosen() {
+  const { chosen, unready } = documents;
+  const names = chosen.slice(0, 3).map((each) => each.name).join(", ");
+  const rest = chosen.length > 3 ? ` and ${chosen.length - 3} more` : "";
+  const late = unready.length ? ` ${unready.length} more will be there when they are read.` : "";
+  byId("asked-about").textContent = (chosen.length ? `About ${names}${rest}.` : "Without a document.") + late;
+}
+
+function submit(action) {
+  const question = byId("question").value.trim();
+  if (!question || conversation.isAsking || !isReady) return;
+  byId("question").value = "";
+  action(question);
+}
+
+async function waitUntilReady() {
+  for (;;) {
+    const { ready, reason } = await server.ready();
+    if (ready) return say("");
+    say(`Not ready yet: ${reason ?? "the models are loading"}. This page goes on when it is.`, "loading");
+    await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+  }
+}
+
+async function start() {
+  isReady = false;
+  showBusy();
+  await waitUntilReady();
+  try {
+    const { data } = await server.call("GET", "v1/models");
+    byId("model").replaceChildren(...data.map((each) => make("option", { value: each.id }, each.id)));
+    const isToy = data.length > 0 && data.every((each) => each.rapid?.embedded);
+    conversation.hint.replaceChildren(make("p", {}, IDLE), ...(isToy ? [make("p", {}, TOY)] : []));
+    documents.forget();
+    await documents.load();
+    list.update();
+    isReady = true;
+    showBusy();
+  } catch (failure) {
+    if (failure.status === 401) askForKey(failure);
+    else say(failure.message, "trouble");
+  }
+}
+
+for (const each of document.querySelectorAll(".tabs button")) each.onclick = () => changeView(each.dataset.view);
+for (const each of document.querySelectorAll("[data-copies]")) each.onclick = copy;
+byId("key-button").onclick = () => showKeyForm(byId("key-form").hidden);
+byId("key-form").onsubmit = (event) => {
+  event.preventDefault();
+  server.key = byId("key").value.trim();
+  showKeyForm(false);
+  start();
+};
+byId("ask").onsubmit = (event) => {
+  event.preventDefault();
+  submit((question) => conversation.ask(question));
+};
+byId("compare").onclick = () => submit((question) => conversation.compare(question));
+byId("stop").onclick = () => conversation.stop();
+byId("new-conversation").onclick = () => conversation.clear();
+byId("question").onkeydown = (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    byId("ask").requestSubmit();
+  } else if (event.key === "Escape") conversation.stop();
+};
+
+tellChosen();
+start();

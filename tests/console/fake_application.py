@@ -1,0 +1,175 @@
+"""The real ingress and library over an orchestrator that does what a question's words ask for.
+
+    python -m tests.console.fake_application    # prints its address, and serves until it is ended
+
+Under ``/`` there are no keys, under ``/keyed`` there is the key ``sk-a``, and under ``/texts`` no
+library. ``POST /loading`` has the server say that its models are loading, until ``POST /loaded``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.api.ingress import Ingress
+from deployments.config.api_config import ApiConfig, ApiKey
+from deployments.config.tenants import hash_key
+from library.ingestion import Ingestion
+from library.library_access import LibraryAccess
+from library.library_config import LibraryConfig
+from rapid.errors import Overloaded, PromptTooLong, TooManyRequests
+from rapid.events import Finished, GenerationEvent, Reading, Started, TextDelta
+from rapid.messages import Document, GenerateRequest
+from rapid.receipt import ChunkUsed, Citation, Citations
+from tests.deployments.api.files.test_files_by_sdk import Searching
+from tests.deployments.scripted import receipt
+from tests.deployments.serving import served
+from tests.library.libraries import FakeIndex
+
+KEY = "sk-a"
+MAX_FILE = 2_000_000  # bytes, so that a test may send more
+NO_EVIDENCE = "what retrieval found has too little to do with the question"
+_PIECE = re.compile(r"\S+\s*")
+
+
+class Obedient(Searching):
+    """Answers with the first sentence of the documents that shares a number with the question.
+
+    ``busy`` refuses every other time, ``full`` always; ``long`` is too long but for retrieval;
+    ``weather`` is nothing in the documents; ``slow`` waits, and tells of its reading; ``script``
+    answers with markup; a stream breaks ``once``, or ``always``, where its words say so.
+    """
+
+    def __init__(self, library: LibraryAccess) -> None:
+        super().__init__(library)
+        self.is_busy = False
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent]:
+        question = request.messages[-1].text
+        mode = request.speculation.mode
+        if "busy" in question:
+            self.is_busy = not self.is_busy
+            if self.is_busy:
+                raise TooManyRequests("This tenant has as many requests as it may.", 2.0)
+        if "full" in question:
+            raise Overloaded("No engine has room.", 30.0)
+        if "long" in question and mode != "rag":
+            raise PromptTooLong.of(4096, "the prompt has 9000 tokens", "rapid.documents")
+        if "slow" in question:
+            await asyncio.sleep(1.5)  # as one that waits for its leases
+            for num_read in range(0, 8001, 1000):
+                yield Reading(num_read, 8000)
+                await asyncio.sleep(0.2)
+        texts = await self._library.resolve(request.tenant, request.documents)
+        is_about = bool(texts) and "weather" not in question
+        resolved = ("fused" if is_about else "plain") if mode == "auto" else mode
+        reason = "retrieval found evidence" if is_about else NO_EVIDENCE
+        yield Started(resolved, reason, "fused", "evidence found")  # type: ignore[arg-type]
+        found = _find(texts, question) if is_about else None
+        text = found[1] if found else "The documents do not say."
+        if "script" in question:
+            text = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+        for piece in _PIECE.findall(text):
+            yield TextDelta(0, piece)
+            await asyncio.sleep(0.03)
+        yield TextDelta(0, "", finish_reason="stop")
+        said = replace(
+            receipt(),
+            mode=resolved,
+            reason=reason,
+            prompt_tokens=8120,
+            cached_tokens=8000,
+            chunks=(),
+        )
+        if found:
+            document, quote, start = found
+            end = start + len(quote)
+            chunk = ChunkUsed("c1", document.name, 2.0, start, end)
+            place = (document.name, "c1", start, end, quote)
+            cited = Citations((Citation(0, 0, len(quote), "copied", *place),), (), "measured")
+            said = replace(said, chunks=(chunk,), citations=cited)
+        yield Finished(said)
+
+
+def _find(texts: tuple[Document, ...], question: str) -> tuple[Document, str, int] | None:
+    numbers = set(re.findall(r"\d+", question))
+    for text in texts:
+        for line in re.finditer(r"[^\n]+", text.text):
+            if numbers & set(re.findall(r"\d+", line[0])):
+                return text, line[0], line.start()
+    return None
+
+
+class Breaking:
+    """Breaks the connection of a streamed answer whose question says so, in its middle."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        body = b""
+        is_again = any(name == b"last-event-id" for name, _ in scope.get("headers", ()))
+        left = 1 if is_again else 6  # parts of the body: the role, and some words
+
+        async def listen() -> Message:
+            nonlocal body
+            message = await receive()
+            body += message.get("body", b"")
+            return message
+
+        async def pass_on(message: Message) -> None:
+            nonlocal left
+            breaks = b"always" in body or (b"once" in body and not is_again)
+            if message["type"] == "http.response.body" and breaks:
+                left -= 1
+                if not left:
+                    raise ConnectionResetError
+            await send(message)
+
+        await self._app(scope, listen if scope["type"] == "http" else receive, pass_on)
+
+
+async def serve() -> None:
+    """Serve until this is cancelled."""
+    with tempfile.TemporaryDirectory() as folder:
+        access = LibraryAccess(LibraryConfig(folder=Path(folder), max_file_bytes=MAX_FILE))
+        service = Obedient(access)
+        config = ApiConfig(model="demo", default_temperature=0)
+        keys = (ApiKey(tenant="a", sha256=hash_key(KEY)),)
+
+        async def switch(request: Request) -> Response:
+            is_ready = request.url.path == "/loaded"
+            service.state = {"ready": is_ready, "reason": "the target's weights are loading"}
+            return Response()
+
+        app = Starlette(
+            routes=[
+                Route("/loading", switch, methods=["POST"]),
+                Route("/loaded", switch, methods=["POST"]),
+                Mount(
+                    "/keyed",
+                    Ingress(service, config.model_copy(update={"keys": keys}), library=access),
+                ),
+                Mount("/texts", Ingress(service, config)),
+                Mount("/", Ingress(service, config, library=access)),
+            ]
+        )
+        async with served(Breaking(app)) as url, asyncio.TaskGroup() as group:
+            group.create_task(Ingestion(await access.get(), FakeIndex()).run())
+            print(url, flush=True)
+            await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve())
