@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from rapid.catalogue import find
+from rapid.transfers import OWN_RULES
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,6 +25,20 @@ def test_the_way_from_the_paper_code_runs(capsys):
     answer, kept = capsys.readouterr().out.strip().splitlines()
     assert answer
     assert re.fullmatch(r"\d+ of \d+ drafted tokens kept", kept)
+
+
+def test_a_rule_of_ones_own_answers_as_the_page_shows(capsys):
+    page, example = (
+        python_blocks("docs/own-rule.md"),
+        (ROOT / "examples/own_transfer.py").read_text(),
+    )
+    (rule,) = re.findall(r"import rapid\n.*?register_transfer\(.*?\)\n", page, flags=re.DOTALL)
+    assert rule in example
+    try:
+        exec(compile(page, "own-rule", "exec"), {})
+    finally:
+        OWN_RULES.clear()
+    assert capsys.readouterr().out.strip().endswith("fused geometric")
 
 
 def test_the_readme_stays_short():

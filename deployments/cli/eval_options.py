@@ -47,7 +47,14 @@ class EvalOptions:
     eta: Annotated[float | None, _who(help="With --mode fused or paper.", metavar="NUMBER")] = None
     transfer: Annotated[
         str | None,
-        _who(help="With --mode fused: boost, distill, adaptive or mixture.", metavar="RULE"),
+        _who(
+            help="With --mode fused: boost, distill, adaptive, mixture or one of --rules.",
+            metavar="RULE",
+        ),
+    ] = None
+    rules: Annotated[
+        Path | None,
+        _who(help="Python file that calls rapid.register_transfer; it is run.", metavar="FILE"),
     ] = None
     max_draft: Annotated[
         int | None, _who(help="With --mode: tokens per block.", metavar="NUMBER")
