@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rapid.messages import Document, Message
     from rapid.pair import Answer, Pair
     from rapid.pair import open_pair as open
+    from rapid.transfers import register_transfer
 
 __all__ = [
     "Answer",
@@ -25,6 +26,7 @@ __all__ = [
     "generate",
     "load",
     "open",
+    "register_transfer",
 ]
 
 _NAMES_OF = {
@@ -33,6 +35,7 @@ _NAMES_OF = {
     "rapid.generation": ("Generation", "generate", "load"),
     "rapid.messages": ("Document", "Message"),
     "rapid.pair": ("Answer", "Pair", "open"),
+    "rapid.transfers": ("register_transfer",),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from rapid.calling.tool_fields import CallingTurn, ToolSettings, check_calls
-from rapid.config import Coupling, Mode, TooLong, Transfer
+from rapid.config import Coupling, Mode, TooLong
 from rapid.errors import BadRequest
 from rapid.messages import Document, GenerateRequest, Message
 from rapid.requests import (
@@ -57,7 +57,7 @@ class AskSettings(TypedDict, total=False):
     structured_outputs: Mapping[str, Any] | None
     query: str | None
     retrieval_tokens: int | None
-    transfer: Transfer | None
+    transfer: str | None
     eta: float | None
     max_draft: int | None
     coupling: Coupling | None

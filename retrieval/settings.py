@@ -150,7 +150,7 @@ class RetrievalConfig(Frozen):
 
     embedder: EmbedderConfig = LexicalEmbedderConfig()
     store: StoreConfig = LocalStoreConfig()
-    collection: str = Field("rapid-chunks", min_length=1)
+    collection: str = Field("rapid-chunks", min_length=1, description="Its name in the store.")
     chunk_tokens: int = Field(512, ge=1, description="Tokens of the target in a chunk, at most.")
     max_chunk_chars: int | None = Field(
         None, ge=1, description="Characters in a chunk, at most; by default 16 for each token."

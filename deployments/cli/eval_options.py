@@ -11,8 +11,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from deployments.cli.questions.question_options import Transfer
-
 TARGET, DRAFTER = "embedded:target", "embedded:drafter"
 
 _what = partial(typer.Option, rich_help_panel="What is asked", show_default=False)
@@ -48,8 +46,15 @@ class EvalOptions:
     ] = None
     eta: Annotated[float | None, _who(help="With --mode fused or paper.", metavar="NUMBER")] = None
     transfer: Annotated[
-        Transfer | None,
-        _who(help="With --mode fused."),
+        str | None,
+        _who(
+            help="With --mode fused: boost, distill, adaptive, mixture or one of --rules.",
+            metavar="RULE",
+        ),
+    ] = None
+    rules: Annotated[
+        Path | None,
+        _who(help="Python file that calls rapid.register_transfer; it is run.", metavar="FILE"),
     ] = None
     max_draft: Annotated[
         int | None, _who(help="With --mode: tokens per block.", metavar="NUMBER")

@@ -43,6 +43,7 @@ from rapid.requests import (
     refuse,
     someone_asks,
 )
+from rapid.transfers import Transfer
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _MOST_NAMED = 1024  # files or vector stores of one request: as many as documents
@@ -143,6 +144,7 @@ def _as_day(day: object) -> object:
 class RapidOptions(MethodFields):
     """The ``rapid`` object of a request."""
 
+    transfer: Transfer | None = None  # a program's own rule is known in its process alone
     documents: Documents | None = None
     file_ids: Annotated[list[Text], Field(max_length=_MOST_NAMED)] | None = None
     vector_store_ids: Annotated[list[Text], Field(max_length=_MOST_NAMED)] | None = None
