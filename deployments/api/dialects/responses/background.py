@@ -196,7 +196,7 @@ class BackgroundAnswers:
     def follow(self, response_id: str, after: int) -> AsyncIterator[bytes] | None:
         """Return the events of a response after one of them; None if it is not answered here."""
         running = self._running.get(response_id)
-        return running and running.follow(after, self._silence_s())
+        return None if running is None else running.follow(after, self._silence_s())
 
     async def save(self, response_id: str) -> None:
         """Write how far a response is, if it is answered here; errors are those of a library."""
@@ -215,3 +215,5 @@ class BackgroundAnswers:
         """Wait until all that is being answered has ended."""
         while self._running:
             await asyncio.wait([each.task for each in self._running.values()])
+        if self._renewing is not None:
+            await asyncio.wait([self._renewing])

@@ -28,9 +28,15 @@ ASK: Any = {"model": "m", "input": "Hi", "background": True}
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+async def taking(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ingress]:
+    """The ingress that takes the requests; what it still answers at the end is given up."""
     monkeypatch.setattr("deployments.api.dialects.responses.background._TURN_S", 0.01)
     monkeypatch.setattr("deployments.api.dialects.responses.response_routes._LOOK_S", 0.01)
+    taking = world.app
+    yield taking
+    for each in taking._background._running.values():
+        each.give_up()
+    await taking._background.finish()
 
 
 class Halves:
@@ -97,10 +103,12 @@ async def test_a_response_is_answered_while_nobody_waits(world: World):
     ]
 
 
-async def test_what_one_ingress_answers_another_shows_and_tells(world: World, elsewhere: Ingress):
+async def test_what_one_ingress_answers_another_shows_and_tells(
+    world: World, taking: Ingress, elsewhere: Ingress
+):
     answer, client = Halves(world), world.client()
     made = await client.responses.create(**ASK)
-    taking, world.app = world.app, elsewhere
+    world.app = elsewhere
     other = world.client()
     following = asyncio.create_task(follow(other, made.id))
     await until_it_says(other, made.id, "Hello")
@@ -150,10 +158,10 @@ async def test_who_follows_here_has_each_event_once(world: World):
 
 @pytest.mark.parametrize("is_here", [True, False])
 async def test_a_response_is_cancelled_by_any_ingress_and_says_what_it_said(
-    world: World, elsewhere: Ingress, is_here: bool
+    world: World, taking: Ingress, elsewhere: Ingress, is_here: bool
 ):
     Halves(world)
-    client, taking = world.client(), world.app
+    client = world.client()
     made = await client.responses.create(**ASK)
     await until_it_says(client, made.id, "Hello")
     world.app = taking if is_here else elsewhere
@@ -220,16 +228,21 @@ async def test_a_failure_is_the_responses(
 
 
 async def test_a_response_whose_ingress_is_lost_has_failed(
-    world: World, elsewhere: Ingress, monkeypatch: pytest.MonkeyPatch
+    world: World, taking: Ingress, elsewhere: Ingress, monkeypatch: pytest.MonkeyPatch
 ):
-    Halves(world)
-    client, lost = world.client(), world.app
+    answer, client = Halves(world), world.client()
     made = await client.responses.create(**ASK)
     await until_it_says(client, made.id, "Hello")
+    background = taking._background
+
+    async def hang(*_: Any) -> Any:
+        await asyncio.Event().wait()
+
     running = (await world.access.get()).running
-    lost._background._renewing.cancel()  # type: ignore[union-attr]
+    renew = running.renew
+    monkeypatch.setattr(running, "renew", hang)
     monkeypatch.setattr(running_responses, "LEASE_S", 0.0)
-    await running.renew([made.id], [])  # which is the last sign of it
+    await renew([made.id], [])  # which is the last sign of it
     world.app = elsewhere
     client = world.client()
     failed = await client.responses.retrieve(made.id)
@@ -239,10 +252,11 @@ async def test_a_response_whose_ingress_is_lost_has_failed(
     told = await follow(client, made.id)
     assert told[-1]["type"] == "response.failed"
     assert (await client.responses.cancel(made.id)).status == "failed"
-    for each in lost._background._running.values():  # if it was only slow, it may say no more
-        each.task.cancel()
-    await lost._background.finish()
+    answer.goes_on.set()  # if it was only slow, it says no more
+    await background._running[made.id].task
     assert (await client.responses.retrieve(made.id)).to_dict() == failed.to_dict()
+    assert background._renewing is not None
+    background._renewing.cancel()
 
 
 async def test_who_finds_its_lease_gone_gives_up(world: World, monkeypatch: pytest.MonkeyPatch):
