@@ -109,7 +109,7 @@ USUAL: dict[str, tuple[dict[str, list[Any]], set[str] | None]] = {
     ),
     "/v1/responses": (
         {"model": ["m"], "input": ["Which?"]},
-        {"model", "input", "previous_response_id", "stream", "metadata", "tools"},
+        {"model", "input", "previous_response_id", "stream", "background", "metadata", "tools"},
     ),
     "/v1/responses/compact": (
         {"model": ["m"], "input": ["Which?"]},
@@ -261,6 +261,7 @@ class Fuzzed:
                 await self.work()
             if len(self.findings) > 20:
                 break
+        await self.app._background.finish()
         await self.work()
 
     def _build(self, case: Any) -> tuple[Sender, str, httpx.Request]:

@@ -38,8 +38,7 @@ Include = Literal[
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # with the values that ask for nothing
     "access_programs": ({},),
-    "background": (False,),
-    "background_options": ({},),
+    "background_options": ({}, {"completion_window": "soonest"}),
     "context_management": ([],),
     "image": ({},),
     "logprobs": (False,),
@@ -134,6 +133,7 @@ class ResponsesRequest(_OwnFields):
         BeforeValidator(_as_id, json_schema_input_type=str | ConversationName | None),
     ] = None
     stream: bool | None = None
+    background: bool | None = None
     include: list[Include] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Annotated[Any, _is_text_or(dict, "an object")] = None
@@ -260,7 +260,7 @@ def ask(
     chat |= {
         "model": body.model,
         "messages": [message for _, message in named],
-        "stream": body.stream,
+        "stream": body.stream or body.background,  # which goes on where it was, as a stream does
         "max_completion_tokens": body.max_output_tokens,
         "logprobs": _has_logprobs(body),
         "top_logprobs": body.top_logprobs if _has_logprobs(body) else None,
