@@ -194,8 +194,7 @@ class Pair:
         Args:
             question: A question, or a whole chat of `rapid.Message`.
             documents: The documents, which the target reads in full: texts, `rapid.Document` where
-                they have names, or paths of files (text, Markdown, HTML, PDF, DOCX) and folders,
-                whose texts stand behind the others.
+                they have names, or paths of files (text, Markdown, HTML, PDF, DOCX) and folders.
             on_progress: Called with a `rapid.Reading` while documents are embedded or read for
                 longer than a second; what it raises ends the answer.
             settings: Mode, sampling and speculation settings. A temperature that is left out is 0
@@ -357,8 +356,16 @@ def _read_paths(documents: Sequence[str | Document | Path]) -> Sequence[str | Do
     read = read_files([each for each in documents if isinstance(each, Path)])
     if read.problems:
         raise BadRequest(read.problems[0], "documents", "unreadable_file")
-    texts = [each for each in documents if not isinstance(each, Path)]
-    return [*texts, *(Document(each.name, each.parsed.text) for each in read.files)]
+    found: list[str | Document] = []
+    place = 0
+    for given in documents:
+        if isinstance(given, Path):
+            files = (each for each in read.files if each.place == place)
+            found += (Document(each.name, each.parsed.text) for each in files)
+            place += 1
+        else:
+            found.append(given)
+    return found
 
 
 def _pool(opening: ExitStack, model: LoadedModel, vocab_size: int | None) -> LocalPool:

@@ -5,6 +5,7 @@ Commands import their dependencies when they run, so that ``rapid --help`` is qu
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated, Any
 
 import typer
@@ -111,6 +112,11 @@ _COMMANDS = (
 )
 for _name, _command, _example in _COMMANDS:
     app.command(_name, epilog=f"Example: {_example}")(_command)
-app.add_typer(documents_command.documents, name="documents")
-app.add_typer(models.app, name="models")
-app.add_typer(keys.app, name="keys")
+_GROUPS = {"documents": documents_command.documents, "models": models.app, "keys": keys.app}
+for _name, _group in _GROUPS.items():
+    app.add_typer(_group, name=_name)
+for _group in (app, *_GROUPS.values()):
+    for _each in _group.registered_commands:
+        # Rich keeps the ends of a docstring's lines, which the terminal would wrap once more.
+        paragraphs = (inspect.getdoc(_each.callback) or "").split("\n\n")
+        _each.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)

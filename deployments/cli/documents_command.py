@@ -106,11 +106,20 @@ def show(
 
 
 @documents.command(epilog="Example: rapid documents remove file-1a2b3c")
-def remove(file_ids: FileIds, url: Url = DEFAULT_URL, api_key: KeyOption = None) -> None:
+def remove(
+    file_ids: FileIds,
+    url: Url = DEFAULT_URL,
+    api_key: KeyOption = None,
+    as_json: AsJson = False,
+) -> None:
     """Delete files and all that was made of them, and say where it was looked for."""
     with connect(url, api_key) as client:
         for file_id in file_ids:
-            certificate = _call(client, "DELETE", f"/v1/files/{file_id}").get("rapid", {})
+            deleted = _call(client, "DELETE", f"/v1/files/{file_id}")
+            if as_json:
+                print_json(deleted)
+                continue
+            certificate = deleted.get("rapid", {})
             table = Table("place", "bytes", "removed", "", box=None, pad_edge=False)
             for each in certificate.get("searched", ()):
                 size, removed = f"{each['bytes']:,}", str(each["removed"])

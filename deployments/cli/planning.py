@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.plan_tables import beside, show_memory, show_shared_memory, show_speed
-from deployments.cli.terminal import fail, note, say
+from deployments.cli.plan_tables import (
+    beside,
+    plan_object,
+    show_memory,
+    show_shared_memory,
+    show_speed,
+)
+from deployments.cli.terminal import AsJson, fail, note, print_json, say
 
 if TYPE_CHECKING:
     from rapid.planning.packed_bits import StoredBits
@@ -133,6 +139,7 @@ def plan(
             metavar="PRICE",
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Plan a deployment by arithmetic: no GPU is used and nothing is loaded.
 
@@ -174,6 +181,14 @@ def plan(
             role, replica if replica.num_gpus else beside(replica, reads)
         ):
             fail(problem)
+    how = Speculating(
+        batch, _ACCEPTANCE if acceptance is None else acceptance, hits, extra_position
+    )
+    losses = _likely(measured)
+    likely = replace(reads, losses=losses, witness=drafter_context), replace(drafts, losses=losses)
+    if as_json:
+        print_json(plan_object((reads, drafts), likely, how, is_one_model=target == drafter))
+        return
     say(
         f"{target} reads {context:,} tokens, {drafter} drafts on {drafter_context:,}; "
         f"batch {batch}; {device.source}"
@@ -187,11 +202,6 @@ def plan(
         problem = show_shared_memory(reads, drafts, batch, is_one_model=target == drafter)
     if problem:
         fail(problem)
-    how = Speculating(
-        batch, _ACCEPTANCE if acceptance is None else acceptance, hits, extra_position
-    )
-    losses = _likely(measured)
-    likely = replace(reads, losses=losses, witness=drafter_context), replace(drafts, losses=losses)
     show_speed((reads, drafts), likely, how, gpu_hour)
     if acceptance is None:
         note(_ACCEPTANCE_SOURCE)

@@ -33,10 +33,12 @@ class LocalFile:
 
     Attributes:
         name: Its own name, or its path where another file has the same name.
+        place: Which of the paths that were named it is of, from 0.
     """
 
     name: str
     parsed: ParsedText
+    place: int
 
 
 @dataclass(slots=True)
@@ -72,20 +74,20 @@ def read_files(
         on_progress: Is told about each page of a PDF.
     """
     read = LocalFiles()
-    found: dict[Path, tuple[Path, bool]] = {}
-    for path in named:
+    found: dict[Path, tuple[Path, bool, int]] = {}
+    for place, path in enumerate(named):
         is_input = standard_input is not None and path == STANDARD_INPUT
         for each, is_named in [(path, True)] if is_input else _find(path, read):
-            found.setdefault(each if is_input else each.resolve(), (each, is_named))
-    parsed: list[tuple[Path, ParsedText]] = []
-    for path, is_named in found.values():
+            found.setdefault(each if is_input else each.resolve(), (each, is_named, place))
+    parsed: list[tuple[Path, ParsedText, int]] = []
+    for path, is_named, place in found.values():
         try:
             if not is_named and not is_readable(path):
                 read.num_other += 1
                 continue
-            with _lend_path(path, standard_input) as place:
+            with _lend_path(path, standard_input) as lent:
                 tell = None if on_progress is None else partial(on_progress, path)
-                parsed.append((path, read_text(place, path.name, on_progress=tell)))
+                parsed.append((path, read_text(lent, path.name, on_progress=tell), place))
         except UnreadableFile as error:
             if is_named or error.code not in _PASSED_OVER:
                 read.problems.append(f"{show_path(path)}: {error}")
@@ -93,8 +95,10 @@ def read_files(
                 read.num_other += 1
         except OSError as error:
             read.problems.append(f"{show_path(path)} cannot be read: {error.strerror}")
-    names = name_apart([path for path, _ in parsed])
-    read.files = [LocalFile(name, each) for name, (_, each) in zip(names, parsed, strict=True)]
+    names = name_apart([path for path, *_ in parsed])
+    read.files = [
+        LocalFile(name, each, place) for name, (_, each, place) in zip(names, parsed, strict=True)
+    ]
     return read
 
 

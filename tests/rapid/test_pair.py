@@ -25,6 +25,7 @@ from rapid.errors import (
     RapidError,
 )
 from rapid.messages import Document, Message
+from rapid.pair import _read_paths
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 FACTS = "The banner of Tezawe is sozo sema 40. The well of Ruki is dry. " * 3
@@ -361,6 +362,12 @@ def test_a_path_is_a_document_under_its_own_name(pair, tmp_path):
     assert {each.document for each in answer.receipt.chunks} == {"facts.html"}
     of_folder = pair.answer(question, documents=[tmp_path], **asked)
     assert of_folder.text == answer.text
+
+
+def test_documents_of_all_kinds_stay_in_their_order(tmp_path):
+    (tmp_path / "more.txt").write_text("Wet.")
+    given = ["Green.", tmp_path / "more.txt", Document("b", "Dry.")]
+    assert _read_paths(given) == ["Green.", Document("more.txt", "Wet."), Document("b", "Dry.")]
 
 
 def test_a_path_that_cannot_be_read_is_one_sentence(pair, tmp_path):

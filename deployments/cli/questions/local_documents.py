@@ -24,7 +24,7 @@ def read_documents(paths: Sequence[Path]) -> dict[str, ParsedText]:
 
     A file that cannot be read ends the command with a sentence for each such file.
     """
-    from library.parsing import read_files
+    from library.parsing.local_files import STANDARD_INPUT, read_files
 
     if not paths:
         return {}
@@ -36,7 +36,7 @@ def read_documents(paths: Sequence[Path]) -> dict[str, ParsedText]:
             waiting.say(f"reading {path.name}: page {done} of {pages}")
 
     try:
-        read = read_files(paths, sys.stdin.buffer, tell)
+        read = read_files(paths, sys.stdin.buffer if STANDARD_INPUT in paths else None, tell)
     finally:
         waiting.stop()
     if read.problems:

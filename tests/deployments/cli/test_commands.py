@@ -38,6 +38,10 @@ class TestHelp:
         assert "Usage" in shown[0].output == shown[1].output
         assert f"Example: rapid {' '.join(command)}" in " ".join(shown[0].output.split())
 
+    def test_paragraphs_flow_whatever_the_lines_of_their_docstrings(self):
+        shown = rapid("ask", "-h", env={"COLUMNS": "300"}).output
+        assert "from, or that nothing in them is about the question. With --json" in shown
+
     def test_the_program_tells_its_exit_statuses_and_completes_itself(self):
         shown = " ".join(rapid("-h").output.split())
         assert "Exit status: 0 done; 1" in shown

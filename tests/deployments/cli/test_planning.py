@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,19 @@ class TestPlan:
         assert columns(shown, "draft ahead: speedup") == [["2.93", "at", "8"], ["2.57", "at", "7"]]
         told = "At batch 6 this drafter likely makes decoding 2.57 times as fast as plain."
         assert shown.splitlines()[-1] == told
+
+    def test_programs_get_the_same_numbers_as_json(self):
+        options = (*self.EIGHT, "--drafter", "llama-3.2-1b", "--batch", "6", "--json")
+        told = json.loads(rapid("plan", *options).stdout)
+        assert round(1e3 * told["limit"]["plain_step_s"], 1) == 24.9
+        assert round(told["likely"]["plain_tokens_per_s"]) == 167
+        target = told["memory_bytes"]["target"]
+        assert (round(target["needed"] / 2**30, 1), target["fits"]) == (114.1, True)
+        assert {"sequential", "draft_ahead"} <= told["likely"].keys()
+        itself = (*self.EIGHT, "--drafter", "llama-3.1-8b", "--drafter-gpus", "0", "--json")
+        shared = json.loads(rapid("plan", *itself).stdout)
+        assert shared["memory_bytes"].keys() == {"both"}
+        assert "draft_ahead" not in shared["likely"]
 
     def test_a_drafter_gets_the_fewest_gpus_that_hold_it_and_is_faster_on_more(self):
         options = ("plan", *self.EIGHT, "--drafter", "llama-3.1-70b")

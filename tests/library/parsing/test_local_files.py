@@ -41,6 +41,11 @@ def test_a_folder_is_read_without_what_is_hidden_and_what_is_no_text(folder: Pat
     assert (read.num_hidden, read.num_other, read.problems) == (2, 2, [])
 
 
+def test_each_file_tells_which_path_it_is_of(folder: Path) -> None:
+    read = read_files([folder / "notes" / "more", folder / "none*", folder / "notes"])
+    assert [(each.name, each.place) for each in read.files] == [("a.pdf", 0), ("b.md", 2)]
+
+
 def test_a_pattern_names_files_and_no_folders(folder: Path) -> None:
     assert texts_of(folder / "notes" / "*") == [("b.md", "# B")]
     assert texts_of(folder / "**" / "*.pdf") == [("a.pdf", "One page.")]
