@@ -255,7 +255,7 @@ class TestStream:
         assert [("rapid" in chunk) for chunk in ends] == [False, True]
 
     async def test_silence_is_filled(self):
-        script = (STARTED, 0.1, TextDelta(0, "a", (), "length"), Finished(receipt()))
+        script = (STARTED, 1.0, TextDelta(0, "a", (), "length"), Finished(receipt()))
         app = ingress(ScriptedOrchestrator(*script), heartbeat_s=0.02)
         response = await post(app, ASK | {"stream": True})
         assert response.text.count("\n\n\n\n") >= 1
