@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # arXiv 2502.20330: the share of drafts accepted, in blocks of ten, in its multi-turn task where
 # Llama-3.1-8B drafts for itself on retrieved text (56.34 % in plain speculative decoding on the
 # whole text).
-_ACCEPTANCE = 0.77
+ACCEPTANCE = 0.77
 _ACCEPTANCE_SOURCE = (
     "Acceptance 0.77 is what arXiv 2502.20330 reports of Llama-3.1-8B drafting for itself; "
     "yours is in every receipt (accepted of drafted): pass --acceptance."
@@ -96,7 +96,7 @@ def plan(
     acceptance: Annotated[
         float | None,
         _how(
-            help=f"Chance that a drafted token is accepted; by default {_ACCEPTANCE}, the paper's.",
+            help=f"Chance that a drafted token is accepted; by default {ACCEPTANCE}, the paper's.",
             min=0,
             max=1,
         ),
@@ -187,9 +187,7 @@ def plan(
         problem = show_shared_memory(reads, drafts, batch, is_one_model=target == drafter)
     if problem:
         fail(problem)
-    how = Speculating(
-        batch, _ACCEPTANCE if acceptance is None else acceptance, hits, extra_position
-    )
+    how = Speculating(batch, ACCEPTANCE if acceptance is None else acceptance, hits, extra_position)
     losses = _likely(measured)
     likely = replace(reads, losses=losses, witness=drafter_context), replace(drafts, losses=losses)
     show_speed((reads, drafts), likely, how, gpu_hour)
