@@ -93,7 +93,7 @@ _COMMANDS = (
         init_command.init,
         "rapid init my.yaml --gpus 4xh100 --document-tokens 60000 --people 40 --teams law,sales",
     ),
-    ("serve", serving.serve, "rapid serve serve_config.yaml"),
+    ("serve", serving.serve, "rapid serve my.yaml --metrics-port 9100"),
     ("doctor", doctor_command.doctor, "rapid doctor my.yaml"),
     ("apply", serving.apply, "rapid apply serve_config.yaml"),
     ("stop", serving.stop, "rapid stop"),
@@ -103,7 +103,7 @@ _COMMANDS = (
     (
         "plan",
         planning.plan,
-        "rapid plan --target llama-3.1-8b --drafter llama-3.2-1b --gpu h200 --context 32768",
+        "rapid plan --target qwen3-8b --drafter qwen3-32b --gpu h100 --context 65536 --batch 4",
     ),
     ("eval", evaluating.evaluate, "rapid eval --list"),
     ("hash-key", keys.hash_key, "rapid hash-key --new"),

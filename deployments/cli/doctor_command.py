@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from deployments.cli.terminal import note, out
+from deployments.cli.terminal import err, note, out
 
 if TYPE_CHECKING:
     from deployments.cli.doctor.check_result import CheckResult
@@ -32,7 +32,8 @@ def doctor(
     """
     from deployments.cli.doctor.checklist import examine
 
-    diagnosis = examine(config)
+    with err.status("looking"):
+        diagnosis = examine(config)
     if as_json:
         typer.echo(json.dumps([asdict(each) for each in diagnosis.findings], indent=2))
     else:

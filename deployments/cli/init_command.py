@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deployments.cli.planning import ACCEPTANCE
 from deployments.cli.terminal import fail, note, rapid_command
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from rapid.planning.division import Demand
     from rapid.planning.gpus import GPU
 
-_ACCEPTANCE = 0.77  # as `rapid plan` takes it, from arXiv 2502.20330
 _GPUS = re.compile(r"(?:(\d+)\s*(?:[xX*]\s*|\s))?\s*(\w[\w -]*)")
 _MOST_GPUS = 64  # that are tried for an advice
 _LEAST_DOCUMENT = 1_000  # tokens, below which nobody needs a long context
@@ -67,7 +67,7 @@ def init(
     num_gpus, gpu = _read_gpus(gpus)
     names = _read_teams(teams)
     wishes = Wishes(document_tokens, people)
-    demand = wishes.demand(_ACCEPTANCE)
+    demand = wishes.demand(ACCEPTANCE)
     if demand.context > MOST_CONTEXT:
         fail(
             f"Qwen3 reads {MOST_CONTEXT:,} tokens: give --document-tokens "

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # arXiv 2502.20330: the share of drafts accepted, in blocks of ten, in its multi-turn task where
 # Llama-3.1-8B drafts for itself on retrieved text (56.34 % in plain speculative decoding on the
 # whole text).
-_ACCEPTANCE = 0.77
+ACCEPTANCE = 0.77
 _ACCEPTANCE_SOURCE = (
     "Acceptance 0.77 is what arXiv 2502.20330 reports of Llama-3.1-8B drafting for itself; "
     "yours is in every receipt (accepted of drafted): pass --acceptance."
@@ -102,7 +102,7 @@ def plan(
     acceptance: Annotated[
         float | None,
         _how(
-            help=f"Chance that a drafted token is accepted; by default {_ACCEPTANCE}, the paper's.",
+            help=f"Chance that a drafted token is accepted; by default {ACCEPTANCE}, the paper's.",
             min=0,
             max=1,
         ),
@@ -146,8 +146,6 @@ def plan(
     It shows whether the models fit, for how many sequences, the best possible and the likely speed
     with their draft lengths, how many targets one drafter should serve, and the cost of a million
     tokens against plain decoding.
-
-    Example: rapid plan --target qwen3-8b --drafter qwen3-32b --gpu h100 --context 65536 --batch 4
     """
     from rapid.planning.gpus import find_gpu
     from rapid.planning.plan import GROUP_SIZES, LIMIT, Replica, group_sizes
@@ -181,9 +179,7 @@ def plan(
             role, replica if replica.num_gpus else beside(replica, reads)
         ):
             fail(problem)
-    how = Speculating(
-        batch, _ACCEPTANCE if acceptance is None else acceptance, hits, extra_position
-    )
+    how = Speculating(batch, ACCEPTANCE if acceptance is None else acceptance, hits, extra_position)
     losses = _likely(measured)
     likely = replace(reads, losses=losses, witness=drafter_context), replace(drafts, losses=losses)
     if as_json:

@@ -20,6 +20,7 @@ import psutil
 from deployments.cli.addresses import address_of, joins_cluster, url_of, why_taken
 from deployments.cli.server_state import (
     NO_RAY,
+    PARTS_OF_RAY,
     RAY_DID_NOT_START,
     RUN_FOLDER,
     ServerState,
@@ -33,7 +34,6 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _OUR_ERROR = re.compile(r"(?:^|\) )(?:rapid|retrieval|cluster|library|deployments)\.[\w.]+: (.+)")
 _INTERRUPT_TIMEOUT_S, _TERMINATE_TIMEOUT_S, _REST_TIMEOUT_S = 60.0, 10.0, 5.0
 _LOOPBACK = "127.0.0.1"
-_PARTS_OF_RAY = ("raylet", "gcs_server")  # without either of them nothing is answered
 LOCAL_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # These start a separate Ray whose servers bind to loopback: the last variable is Ray's name for
@@ -128,10 +128,10 @@ class ServerProcess:
 
     def find_lost_part(self) -> str | None:
         """Return which part of the Ray that this process started has died; None while all live."""
-        if len(self._parts) < len(_PARTS_OF_RAY):
+        if len(self._parts) < len(PARTS_OF_RAY):
             with contextlib.suppress(psutil.NoSuchProcess):
                 for child in psutil.Process(self._process.pid).children():
-                    if (name := child.name()) in _PARTS_OF_RAY:
+                    if (name := child.name()) in PARTS_OF_RAY:
                         self._parts.setdefault(name, child)
         return next((name for name, part in self._parts.items() if not _lives(part)), None)
 

@@ -11,6 +11,7 @@ from typing import Literal
 RUN_FOLDER = Path(".run")
 RAY_DID_NOT_START = os.EX_TEMPFAIL
 NO_RAY = "Ray did not start"
+PARTS_OF_RAY = ("raylet", "gcs_server")  # without either of them nothing is answered
 _STATE = RUN_FOLDER / "serve.json"
 
 PoolState = Literal["starting", "ready"]

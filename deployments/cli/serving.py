@@ -80,8 +80,6 @@ def serve(
     """Start the application of a configuration and run it until Ctrl-C or 'rapid stop'.
 
     The exit status is 1 when the server ends by itself, or its Ray is lost.
-
-    Example: rapid serve my.yaml --metrics-port 9100
     """
     from deployments.cli.addresses import joins_cluster
     from deployments.cli.server_process import CannotStart, ServerProcess

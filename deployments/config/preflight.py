@@ -41,7 +41,6 @@ def preflight(config: Config, *, runs_here: bool = False) -> Config:
     Raises:
         ConfigurationError: If a check fails; one sentence that says what to change.
     """
-    check_available(part.settings.engine.model for part in config.engine_parts.values())
     filled = config
     for part in config.engine_parts.values():
         filled = _put(filled, part.section, _check_pool(part))
@@ -63,6 +62,18 @@ def preflight(config: Config, *, runs_here: bool = False) -> Config:
     if runs_here:
         check_fits(cpu_needs(filled), "this machine", free_bytes("cpu"))
     return filled
+
+
+def check_hub(config: ApplicationConfig) -> None:
+    """Check within seconds that the hub gives the models that are not here.
+
+    A command asks this first, as `preflight` tries for half a minute to reach a hub that is away;
+    replicas that start do well to try.
+
+    Raises:
+        ConfigurationError: It does not; one sentence that says why.
+    """
+    check_available(part.settings.engine.model for part in config.engine_parts.values())
 
 
 def cpu_needs(config: ApplicationConfig) -> list[tuple[str, MemoryNeed]]:

@@ -14,7 +14,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments.config.named_models import read_application
 from deployments.config.plans import deployment_plans
-from deployments.config.preflight import preflight
+from deployments.config.preflight import check_hub, preflight
 from deployments.config.serve_config import ApplicationConfig
 from deployments.config.tenants import is_loopback
 from rapid.config_errors import read_yaml, validate
@@ -54,10 +54,10 @@ def check_applications(
     Raises:
         ConfigurationError: If a check fails.
     """
-    return {
-        name: preflight(config, runs_here=starts_here)
-        for name, config in read_applications(settings, prefix).items()
-    }
+    configs = read_applications(settings, prefix)
+    for config in configs.values():
+        check_hub(config)
+    return {name: preflight(config, runs_here=starts_here) for name, config in configs.items()}
 
 
 def read_applications(settings: dict[str, Any], prefix: str = "") -> dict[str, ApplicationConfig]:

@@ -20,7 +20,8 @@ from xml.etree import ElementTree
 
 import psutil
 
-_PARTS_OF_RAY = ("raylet", "gcs_server")
+from deployments.cli.server_state import PARTS_OF_RAY
+
 _INIT = 1  # the process whose children have lost their parents
 _SMI_TIMEOUT_S = 2.5  # below the three seconds of all checks
 
@@ -114,7 +115,7 @@ def find_rays() -> tuple[RayProcess, ...]:
     now, found = time.time(), []
     for each in psutil.process_iter(["name", "ppid", "create_time", "status"]):
         seen = each.info
-        if seen["name"] in _PARTS_OF_RAY and seen["status"] != psutil.STATUS_ZOMBIE:
+        if seen["name"] in PARTS_OF_RAY and seen["status"] != psutil.STATUS_ZOMBIE:
             age_s = now - seen["create_time"]
             found.append(RayProcess(seen["name"], each.pid, age_s, seen["ppid"] == _INIT))
     return tuple(found)

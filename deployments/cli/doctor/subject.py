@@ -73,11 +73,12 @@ class Subject:
 
 
 def _why_refused(configs: Mapping[str, ApplicationConfig]) -> str:
-    from deployments.config.preflight import preflight
+    from deployments.config.preflight import check_hub, preflight
     from rapid.errors import ConfigurationError
 
     try:
         for config in configs.values():
+            check_hub(config)
             preflight(config)
     except ConfigurationError as error:
         return str(error)
