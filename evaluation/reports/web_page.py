@@ -13,7 +13,8 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem;
 color: #222; background: #fff }
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto }
-td, th { text-align: left; white-space: nowrap; padding: .2rem .7rem; border-bottom: 1px solid #ddd }
+td, th { text-align: left; white-space: nowrap; padding: .2rem .7rem;
+border-bottom: 1px solid #ddd }
 svg { max-width: 100%; height: auto } code { background: #eee }
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # a browser would refuse to load more
