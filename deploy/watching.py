@@ -19,6 +19,7 @@ from ray.util.metrics import Counter, Gauge, Histogram, Metric
 from deployments import metrics
 
 DASHBOARD = Path(__file__).parent / "dashboard.json"
+ALERTS = Path(__file__).parent / "alerts.yaml"
 _KINDS = {Counter: "counter", Gauge: "gauge", Histogram: "histogram"}
 _WIDTH, _HEIGHT = 12, 8  # of a panel, in Grafana's grid of 24 columns
 

@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -84,7 +85,7 @@ def describe_configuration() -> str:
         rows = [
             (
                 f"`{name}`",
-                _type_of(field),
+                describe_type(field.annotation),
                 _default_of(field),
                 told.get(name) or field.description or "",
             )
@@ -180,10 +181,21 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(each)
 
 
-def _type_of(field: FieldInfo) -> str:
-    annotation = field.annotation
-    told = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    return re.sub(r"Annotated\[(.*?), .*", r"\1", re.sub(r"\b(?:\w+\.)+", "", told))
+def describe_type(annotation: Any) -> str:
+    """Return what a value may be; settings of their own are links to their section."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return describe_type(parts[0])
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(describe_type, parts)))
+    if origin is Literal:
+        return " or ".join(f"`{each}`" for each in parts)
+    if origin is not None:
+        inner = [describe_type(each) for each in parts if each is not Ellipsis]
+        return f"{origin.__name__} of {' to '.join(dict.fromkeys(inner))}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+    return "none" if annotation is NoneType else str(getattr(annotation, "__name__", annotation))
 
 
 def _default_of(field: FieldInfo) -> str:

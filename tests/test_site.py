@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
@@ -82,6 +83,24 @@ def test_the_reference_names_every_setting_metric_and_command() -> None:
     assert "\n## rapid documents add\n" in commands
     assert "\n| `--rules` | Python file" in commands
     assert 'id="ChatRequest"' in site_pages.describe_api()
+
+
+@pytest.mark.parametrize(
+    ("annotation", "told"),
+    [
+        (float | None, "float or none"),
+        (Annotated[int, "x"], "int"),
+        (Literal["a", "b"], "`a` or `b`"),
+        (dict[str, tuple[int, ...]], "dict of str to tuple of int"),
+        (SpeculationConfig | None, "[SpeculationConfig](#speculationconfig) or none"),
+        (
+            Annotated[Annotated[ServeConfig, 1] | Literal["t"], 2],
+            "[ServeConfig](#serveconfig) or `t`",
+        ),
+    ],
+)
+def test_a_type_is_told_in_words(annotation: Any, told: str) -> None:
+    assert site_pages.describe_type(annotation) == told
 
 
 def test_settings_are_described_but_for_those_whose_names_say_it() -> None:
