@@ -387,6 +387,7 @@ class Ingress:
             if later is not None:
                 if reserved is not None:
                     await _confirm(reserved, request, record)
+                _log.info("request %s is answered later as %s", request_id, later.id)
                 return await self._background.answer(tenant, later, feed, places, stack, fail)
             await stack.enter_async_context(feed)
             if reserved is not None:  # meanwhile the answer begins

@@ -228,7 +228,7 @@ class Fuzzed:
         store = await self.library.stores.create(tenant, mark, {mark: mark}, file_ids=ids[:1])
         batch = await self.library.stores.put_batch(tenant, store.id, ids[1:], {"mark": mark})
         named = {"type": "message", "role": "user", "id": f"msg_{self.chance.random()}"}
-        items = [named | {"content": [{"type": "input_text", "text": mark}]}]
+        items = [named | {"status": "completed", "content": [{"type": "input_text", "text": mark}]}]
         row = await self.library.conversations.create(tenant, {mark: mark}, items)
         self.known.setdefault(tenant, []).append(
             {"conversation_id": row.id, "item_id": named["id"]}

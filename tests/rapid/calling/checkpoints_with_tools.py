@@ -66,6 +66,16 @@ QWEN = (
     + "<think>\n\n</think>\n\n{% endif %}"
 )
 DEEPSEEK = HERMES + "{% if add_generation_prompt %}<think>\n{% endif %}"
+# What is spoken in several tokens: Granite's in words, gpt-oss's by its channels.
+GRANITE = (
+    HERMES + "{# Here is my thought process: #}{% if thinking %}"
+    "Write 'Here is my thought process:' and 'Here is my response:'.{% endif %}"
+)
+HARMONY = HERMES.replace(
+    "{{ m.content }}{% for call",
+    "{% if m.reasoning_content %}<|channel|>analysis<|message|>{{ m.reasoning_content }}<|end|>"
+    "<|start|>assistant{% endif %}<|channel|>final<|message|>{{ m.content }}{% for call",
+)
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 TEMPLATES = {
@@ -77,7 +87,7 @@ TEMPLATES = {
     "glm": GLM,
     "plain": PLAIN,
 }
-THINKING = {"qwen": QWEN, "deepseek": DEEPSEEK}
+THINKING = {"qwen": QWEN, "deepseek": DEEPSEEK, "granite": GRANITE, "harmony": HARMONY}
 _SPECIAL = ["<|im_start|>", "<|im_end|>", "</s>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"]
 
 
@@ -93,6 +103,9 @@ def text_of(family: str) -> ChatText:
     if family == "glm":
         tags = [f"<{end}{tag}>" for tag in ("arg_key", "arg_value") for end in ("", "/")]
         backend.add_tokens([AddedToken(each, normalized=False) for each in tags])
+    if family == "harmony":
+        names = [f"<|{each}|>" for each in ("start", "channel", "message", "end")]
+        backend.add_special_tokens([AddedToken(each, special=True) for each in names])
     if family in THINKING:
         backend.add_tokens([AddedToken(f"<{end}think>", normalized=False) for end in ("", "/")])
     tokenizer = PreTrainedTokenizerFast(

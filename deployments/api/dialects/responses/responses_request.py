@@ -223,24 +223,32 @@ class ResponsesQuestion:
         return param and self.renaming.name(param)
 
 
-def read_body(fields: Json) -> ResponsesRequest:
-    """Validate the fields of a body that are the route's own, and return them.
+def read_body(fields: Json) -> tuple[ResponsesRequest, Sequence[str]]:
+    """Validate the fields of a body that are the route's own.
+
+    Returns:
+        These fields, and the names of those that change nothing.
 
     Raises:
         BadRequest: One is invalid or not supported; it is named.
     """
     refuse_misplaced(fields, ResponsesRequest)
-    RESPONSES_FIELDS.list_ignored(fields)  # which refuses those that are not supported
+    ignored = RESPONSES_FIELDS.list_ignored(fields)  # which refuses those that are not supported
     for name in ("tools", "tool_choice", "text"):  # which the response repeats as they are
         check_told(fields.get(name), name)
     try:
-        return ResponsesRequest.model_validate(fields)
+        return ResponsesRequest.model_validate(fields), ignored
     except ValidationError as error:
         raise bad_request(error, ResponsesRequest) from None
 
 
 def ask(
-    fields: Json, body: ResponsesRequest, items: Sequence[Json], past: Past, config: ApiConfig
+    fields: Json,
+    body: ResponsesRequest,
+    ignored: Sequence[str],
+    items: Sequence[Json],
+    past: Past,
+    config: ApiConfig,
 ) -> tuple[ChatRequest, FileSearch | None, Renaming]:
     """Return the chat that a body is after what came before, its search, and its names."""
     named = [("instructions", _system(body.instructions))] if body.instructions else []
@@ -278,7 +286,7 @@ def ask(
         if body.parallel_tool_calls is not None:
             chat["parallel_tool_calls"] = body.parallel_tool_calls
     renaming = Renaming(_NAMES_HERE, places, list(functions))
-    asked = renaming.check(chat, config).ignore(RESPONSES_FIELDS.list_ignored(fields))
+    asked = renaming.check(chat, config).ignore(tuple(ignored))
     return asked, search, renaming
 
 
