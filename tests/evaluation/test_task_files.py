@@ -4,7 +4,7 @@ import pytest
 
 from evaluation.drivers.prompter import target_chat
 from evaluation.items import Item
-from evaluation.tasks import Condition, load_task
+from evaluation.tasks import Condition, load_task, task_names
 from rapid.messages import Document, Message
 
 CHOICES = {f"choice_{letter}": f"{letter}-text" for letter in "ABCD"}
@@ -159,3 +159,14 @@ def test_lengths_are_those_of_figures_1_and_3():
     figure_3 = {(n, budget) for n in lengths for budget in budgets if budget <= n}
     figure_1 = {(120000, 2**exponent) for exponent in range(10, 17)}  # 1K to 64K; 128K is plain
     assert cells == figure_1 | figure_3
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_a_task_that_compares_rules_has_the_default_and_its_controls(name):
+    if name in ("laptop-eta", "laptop-refresh"):  # about eta and retrieving again alone
+        return
+    systems = {each.name for each in load_task(name).systems}
+    if "rapid-boost" in systems:
+        assert {"rapid-adaptive", "rag-both", "plain"} <= systems
+    else:
+        assert {"rapid-self-adaptive", "plain"} <= systems
