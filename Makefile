@@ -5,7 +5,7 @@ BIN := .venv/bin
 CONFIG ?= serve_config.yaml
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: install lint check test test-slow test-gpu test-mutants test-security test-clients test-console test-compliance test-faults test-faults-quick test-faults-nodes run run-text stop bench bench-quick bench-fairness eval eval-quick eval-text manifests clean
+.PHONY: install lint check test test-slow test-gpu test-mutants test-security test-clients test-console test-compliance test-faults test-faults-quick test-faults-nodes run run-text stop bench bench-quick bench-fairness eval eval-quick eval-text manifests docs test-dashboard clean
 
 install: .venv/.installed
 
@@ -112,5 +112,12 @@ manifests: install   # of the shipped configurations, for Kubernetes
 	$(BIN)/rapid manifests cluster/configs/one-gpu-self-speculation.yaml one-gpu
 	$(BIN)/rapid manifests cluster/configs/llama-3.1-8b-with-70b-drafter.yaml llama-8b-with-70b
 
+docs: install        # the pages as a site, in site/; installs MkDocs the first time
+	@$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+test-dashboard: install  # every query of the dashboard and the alerts, by a real Prometheus on loopback
+	$(BIN)/python -m tests.dashboard
+
 clean: stop
-	rm -rf .venv build *.egg-info .run
+	rm -rf .venv build site *.egg-info .run

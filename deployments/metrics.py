@@ -114,7 +114,7 @@ class RequestMetrics:
             "Tokens of retrieved text that the target read beside its own prompt.",
         )
         self._witness_prefill = histogram(
-            "rapid_witness_prefill_seconds", "Of a request: that second reading.", _REQUEST_S
+            "rapid_witness_prefill_seconds", "Of a request: reading that text.", _REQUEST_S
         )
         self._draft = histogram(
             "rapid_draft_seconds", "Of a request: drafting, over all rounds.", _REQUEST_S
@@ -253,17 +253,21 @@ class EngineMetrics:
                 labels,
             ),
             "ahead_misses": Counter(
-                "rapid_draft_ahead_miss_total", "Blocks that found it to be wrong.", labels
+                "rapid_draft_ahead_miss_total", "Blocks that found that to be wrong.", labels
             ),
             "steps": Counter("rapid_engine_steps_total", "Forwards.", labels),
-            "steps_s": Counter("rapid_engine_step_seconds_total", "Their time.", labels),
+            "steps_s": Counter("rapid_engine_step_seconds_total", "Time of the forwards.", labels),
             "step_calls": Counter(
                 "rapid_engine_step_calls_total", "Calls with rows in a forward.", labels
             ),
-            "step_tokens": Counter("rapid_engine_step_tokens_total", "Their rows.", labels),
+            "step_tokens": Counter(
+                "rapid_engine_step_tokens_total", "Rows in the forwards.", labels
+            ),
             "tokens_drawn": Counter("rapid_tokens_drawn_total", "Tokens drawn or judged.", labels),
             "tokens_specified": Counter(
-                "rapid_tokens_specified_total", "Those that no fast form was sure of.", labels
+                "rapid_tokens_specified_total",
+                "Of them, those that no fast form was sure of.",
+                labels,
             ),
         }
         tiered = (*labels, "tier")

@@ -8,7 +8,14 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rapid.config import MAX_DRAFT, Finite, Frozen, SpeculationConfig, Transfer, WindowDrafting
+from rapid.config import (
+    MAX_DRAFT,
+    Finite,
+    Frozen,
+    KnownTransfer,
+    SpeculationConfig,
+    WindowDrafting,
+)
 
 Method = Literal["plain", "rag", "lossless", "fused", "paper"]
 DraftKind = Literal["drafter", "target", "naive", "window", "lookup"]
@@ -45,7 +52,7 @@ class System(Frozen):
     name: str = Field(min_length=1)
     method: Method
     drafts: DraftKind = "drafter"
-    transfer: Transfer | None = None
+    transfer: KnownTransfer | None = None
     eta: Finite | None = Field(None, ge=0, le=1000)
     max_draft: int | None = Field(None, ge=1, le=MAX_DRAFT)
     temperature: Finite | None = Field(None, ge=0, le=2)

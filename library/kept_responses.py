@@ -15,13 +15,19 @@ from library.database import Database
 from library.room import check_room, measure
 from library.schema import ResponseRow
 from library.traces_of_files import erase_lost_files
-from rapid.errors import UnknownDocument
+from rapid.errors import BadRequest, UnknownDocument
 
 _KEPT_S = 30 * 86_400  # as OpenAI's: thirty days
 _DAY_S = 86_400  # that a chain is prolonged by more, so that it is written once a day
 _LONGEST_CHAIN = 10_000  # responses that one prolongs
 _PART_BYTES = 8 * 2**20  # of responses that are read at once
 _NS = 10**9  # nanoseconds of a second
+_ENDED = ("completed", "incomplete")  # responses from which others may go on
+_LOST = {
+    "code": "server_error",
+    "message": "The server process that answered was lost: ask again.",
+    "retryable": True,
+}
 
 
 class Link(NamedTuple):
@@ -59,15 +65,20 @@ class KeptResponses:
         input_items: Sequence[dict[str, Any]],
         steps: Sequence[Any],
         attached: dict[str, Any],
+        *,
+        owner: str = "",
+        leased_until: float = 0.0,
     ) -> None:
-        """Keep a response that has ended; if it is of a conversation, its items belong to that.
+        """Keep a response; once it has ended, its items belong to its conversation, too.
 
         Args:
-            tenant: Its owner.
+            tenant: Its tenant.
             response: The object; with ``store`` false only the conversation gets its items.
             input_items: What was new in its request.
             steps: How its output grew.
             attached: The stored documents that its request named.
+            owner: Who answers a response that has not ended; see `library.running_responses`.
+            leased_until: When the owner's lease ends.
 
         Raises:
             BadRequest: The tenant has too much; what a conversation gets was asked for before.
@@ -77,7 +88,7 @@ class KeptResponses:
         async with self._database.write() as session:
             whole = [response, list(input_items), attached]
             response, input_items, attached = await erase_lost_files(session, tenant, whole)
-            if named is not None:
+            if named is not None and not owner:
                 items = [*input_items, *response["output"]]
                 await self._conversations.append(session, tenant, named["id"], items)
             if response["store"]:
@@ -100,6 +111,8 @@ class KeptResponses:
                         steps=list(steps),
                         attached=attached,
                         num_bytes=size,
+                        owner=owner,
+                        leased_until=leased_until,
                     )
                 )
 
@@ -117,15 +130,21 @@ class KeptResponses:
         )
 
     async def get(self, tenant: str, response_id: str) -> ResponseRow:
-        """Return a response.
+        """Return a response; one that still has an owner is being answered.
+
+        One whose owner was lost has failed.
 
         Raises:
             UnknownDocument: The tenant has none of this id.
         """
+        now = self._clock_ns() / _NS
         async with self._database.read() as session:
             row = await session.get(ResponseRow, response_id)
-        if row is None or row.tenant != tenant or row.expires_at <= self._clock_ns() // _NS:
+        if row is None or row.tenant != tenant or row.expires_at <= int(now):
             raise _unknown(response_id, "response_id")
+        if row.owner and row.leased_until <= now:  # nothing changes the row itself any more
+            row.response = row.response | {"status": "failed", "error": _LOST}
+            row.owner = ""
         return row
 
     async def list_chain(self, tenant: str, response_id: str, most: int) -> Sequence[Link]:
@@ -163,11 +182,13 @@ class KeptResponses:
 
         Raises:
             UnknownDocument: One of them is not there, or not the tenant's.
+            BadRequest: One of them has not ended, or has no whole answer.
         """
         sizes = accumulate(each.num_bytes for each in links)
         links = links[: max(1, sum(size <= _PART_BYTES for size in sizes))]
-        output = ResponseRow.response["output"]
-        found = select(ResponseRow.id, ResponseRow.input_items, output, ResponseRow.attached)
+        output, status = ResponseRow.response["output"], ResponseRow.response["status"]
+        said = (ResponseRow.input_items, output, ResponseRow.attached, status)
+        found = select(ResponseRow.id, *said)
         found = found.where(ResponseRow.id.in_([each.id for each in links]))
         found = found.where(ResponseRow.tenant == tenant)
         found = found.where(ResponseRow.expires_at > self._clock_ns() // _NS)
@@ -176,8 +197,11 @@ class KeptResponses:
         for link in links:
             if link.id not in rows:
                 raise _unknown(link.id, "previous_response_id")
-        said = (rows[link.id] for link in links)
-        return [Said(each[0], [*each[1], *each[2]], each[3]) for each in said]
+            if (state := rows[link.id][4]) not in _ENDED:
+                message = f"The response {link.id!r} is {state}: go on from one that is completed."
+                raise BadRequest(message, "previous_response_id", "response_not_completed")
+        found_rows = (rows[link.id] for link in links)
+        return [Said(each[0], [*each[1], *each[2]], each[3]) for each in found_rows]
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Delete a response with all of its texts.

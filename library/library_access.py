@@ -17,6 +17,7 @@ from library.deletions import Deletions
 from library.jobs import Jobs
 from library.kept_responses import KeptResponses
 from library.library_config import LibraryConfig
+from library.running_responses import RunningResponses
 from library.schema import FileRow
 from library.stored_documents import StoredDocuments
 from library.stored_files import StoredFiles
@@ -44,6 +45,7 @@ class Library:
     documents: StoredDocuments
     deletions: Deletions
     responses: KeptResponses
+    running: RunningResponses
     conversations: Conversations
 
     @classmethod
@@ -69,6 +71,7 @@ class Library:
         documents = StoredDocuments(database, blobs, files, stores)
         deletions = Deletions(database, blobs, jobs)
         conversations = Conversations(database, max_bytes=config.max_bytes)
+        responses = KeptResponses(database, conversations)
         return cls(
             config=config,
             database=database,
@@ -78,7 +81,8 @@ class Library:
             stores=stores,
             documents=documents,
             deletions=deletions,
-            responses=KeptResponses(database, conversations),
+            responses=responses,
+            running=RunningResponses(database, conversations, responses),
             conversations=conversations,
         )
 

@@ -182,15 +182,17 @@ class JobRow(Base):
 
 
 class ResponseRow(Base):
-    """A response that is kept after its answer.
+    """A response that is kept after its answer, or meanwhile if it is in the background.
 
     Attributes:
         previous_id: The response that it goes on from; None for the first of a chain.
-        response: OpenAI's object, as it was at the end.
+        response: OpenAI's object, as it was at the end, or lately.
         input_items: What was new in its request, as items with ids.
         steps: How its output grew, as a stream told it.
         attached: The stored documents that were named beside the items, as fields of ``rapid``.
         num_bytes: Bytes of the four above.
+        owner: Who answers it and holds the lease, which ends at `leased_until`; empty once it has
+            ended.
     """
 
     __tablename__ = "responses"
@@ -210,6 +212,8 @@ class ResponseRow(Base):
     steps: Mapped[list[Any]]
     attached: Mapped[dict[str, Any]]
     num_bytes: Mapped[int] = mapped_column(server_default="0")
+    owner: Mapped[str] = mapped_column(server_default="")
+    leased_until: Mapped[float] = mapped_column(server_default="0")
 
 
 class ConversationRow(Base):

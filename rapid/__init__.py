@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rapid.config import PromptLookup, SamplingConfig, SpeculationConfig, WindowDrafting
+    from rapid.events import Reading
     from rapid.generation import Generation, generate, load
     from rapid.messages import Document, Message
     from rapid.pair import Answer, Pair
     from rapid.pair import open_pair as open
+    from rapid.transfers import register_transfer
 
 __all__ = [
     "Answer",
@@ -17,19 +19,23 @@ __all__ = [
     "Message",
     "Pair",
     "PromptLookup",
+    "Reading",
     "SamplingConfig",
     "SpeculationConfig",
     "WindowDrafting",
     "generate",
     "load",
     "open",
+    "register_transfer",
 ]
 
 _NAMES_OF = {
     "rapid.config": ("PromptLookup", "SamplingConfig", "SpeculationConfig", "WindowDrafting"),
+    "rapid.events": ("Reading",),
     "rapid.generation": ("Generation", "generate", "load"),
     "rapid.messages": ("Document", "Message"),
     "rapid.pair": ("Answer", "Pair", "open"),
+    "rapid.transfers": ("register_transfer",),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from rapid.calling.tool_fields import CallingTurn, ToolSettings, check_calls
-from rapid.config import Coupling, Mode, TooLong, Transfer
+from rapid.config import Coupling, Mode, TooLong
 from rapid.errors import BadRequest
 from rapid.messages import Document, GenerateRequest, Message
 from rapid.requests import (
@@ -25,7 +25,7 @@ from rapid.requests import (
 
 _TENANT = "local"
 _CHAT = "must be a text or a list of rapid.Message(role, text)"
-_TEXTS = "must be a list of texts or of rapid.Document(name, text)"
+_TEXTS = "must be a list of texts, paths or rapid.Document(name, text)"
 
 
 class AskSettings(TypedDict, total=False):
@@ -57,7 +57,7 @@ class AskSettings(TypedDict, total=False):
     structured_outputs: Mapping[str, Any] | None
     query: str | None
     retrieval_tokens: int | None
-    transfer: Transfer | None
+    transfer: str | None
     eta: float | None
     max_draft: int | None
     coupling: Coupling | None

@@ -6,16 +6,38 @@ import re
 from collections.abc import Iterator, Set
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from rapid.transfers import is_known
 
 Mode = Literal["plain", "lossless", "fused", "paper", "rag", "auto"]
 TooLong = Literal["refuse", "rag", "sections"]
-Transfer = Literal["distill", "boost", "adaptive", "mixture"]
 Coupling = Literal["maximal", "shared_noise"]
 Rule = Literal["exact", "paper"]
 Contract = Literal["target", "fused", "paper", "drafter"]
 KVCacheDtype = Literal["auto", "fp8"]
 
+
+def _check_transfer(name: str) -> str:
+    if not is_known(name):
+        raise PydanticCustomError(
+            "unknown_transfer",
+            "must be 'distill', 'boost', 'adaptive' or 'mixture', or a name that this process gave "
+            "rapid.register_transfer, as rapid.open and 'rapid eval --rules' allow and servers "
+            "do not",
+        )
+    return name
+
+
+KnownTransfer = Annotated[str, AfterValidator(_check_transfer)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0)]
 
@@ -116,8 +138,9 @@ class SpeculationConfig(Frozen):
 
     Attributes:
         transfer: How the drafter's distribution moves the target's: `distill`, `boost`,
-            `adaptive`, a mixture whose weight follows the committed text, or `mixture`, the
-            speculative ensemble of both distributions.
+            `adaptive`, a mixture whose weight follows the committed text, `mixture`, the
+            speculative ensemble of both distributions, or a rule of this process
+            (`rapid.register_transfer`).
         eta: Strength of the move; 0 samples the target's own distribution. Under `adaptive` it
             sharpens what is sampled, and changes no greedy answer unless it is 0. For `mixture` it
             is the drafter's weight, and the target's is 1.
@@ -133,7 +156,7 @@ class SpeculationConfig(Frozen):
             values, and other values are rejected.
     """
 
-    transfer: Transfer = "adaptive"
+    transfer: KnownTransfer = "adaptive"
     eta: Finite = Field(10.0, ge=0, le=1000)
     max_draft: int = Field(10, ge=1, le=MAX_DRAFT)
     coupling: Coupling = "maximal"

@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # `benchmarks/gpu.py` runs without pydantic
         SamplingConfig,
         SpeculationConfig,
         TooLong,
-        Transfer,
     )
 
 Int32Array = npt.NDArray[np.int32]
@@ -210,7 +209,7 @@ class SpeculationRequest:
     """
 
     mode: Mode = "auto"
-    transfer: Transfer | None = None
+    transfer: str | None = None
     eta: float | None = None
     max_draft: int | None = None
     coupling: Coupling | None = None

@@ -17,9 +17,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from typing_extensions import Unpack
@@ -45,6 +46,7 @@ from rapid.events import (
     Finished,
     FinishReason,
     GenerationEvent,
+    Reading,
     TextDelta,
     ThinkingDelta,
 )
@@ -52,6 +54,9 @@ from rapid.loop_thread import LoopThread
 from rapid.messages import Document, Message, ToolCall
 from rapid.receipt import Receipt
 from retrieval import RetrievalConfig, Retriever, open_retriever
+
+OnProgress = Callable[[Reading], None]
+"""Function that is told about twice a second how far documents are embedded or read."""
 
 _EMBEDDED = "embedded:"
 _FOR_EMBEDDED = RetrievalConfig(chunk_tokens=64, budget_tokens=320)  # as in `serve_config.yaml`
@@ -85,10 +90,16 @@ class Stream(Iterator[str]):
         answer: The complete answer once the last piece was taken; None before.
     """
 
-    def __init__(self, pair: Pair, events: AsyncGenerator[GenerationEvent]) -> None:
+    def __init__(
+        self,
+        pair: Pair,
+        events: AsyncGenerator[GenerationEvent],
+        on_progress: OnProgress | None = None,
+    ) -> None:
         self.answer: Answer | None = None
         self._pair = pair
         self._events = events
+        self._on_progress = on_progress
         self._pieces: list[str] = []
         self._calls: list[CallDelta] = []
         self._thoughts: list[str] = []
@@ -123,6 +134,9 @@ class Stream(Iterator[str]):
                 self._finish = event.finish_reason or self._finish
                 if event.text:
                     return event.text
+            elif isinstance(event, Reading):
+                if self._on_progress is not None:
+                    self._on_progress(event)
             elif isinstance(event, CallDelta):
                 self._calls.append(event)
             elif isinstance(event, ThinkingDelta):
@@ -171,15 +185,18 @@ class Pair:
         self,
         question: str | Sequence[Message],
         *,
-        documents: Sequence[str | Document] = (),
+        documents: Sequence[str | Document | Path] = (),
+        on_progress: OnProgress | None = None,
         **settings: Unpack[AskSettings],
     ) -> Answer:
         """Answer a question about documents.
 
         Args:
             question: A question, or a whole chat of `rapid.Message`.
-            documents: The documents, which the target reads in full: texts, or `rapid.Document`
-                where they have names.
+            documents: The documents, which the target reads in full: texts, `rapid.Document` where
+                they have names, or paths of files (text, Markdown, HTML, PDF, DOCX) and folders.
+            on_progress: Called with a `rapid.Reading` while documents are embedded or read for
+                longer than a second; what it raises ends the answer.
             settings: Mode, sampling and speculation settings. A temperature that is left out is 0
                 with an embedded target, else that of its generation config, or 1.
 
@@ -188,7 +205,9 @@ class Pair:
             PromptTooLong: Question, documents and answer exceed the target's context.
             RapidError: The answer could not be produced under its contract.
         """
-        stream = self._begin(question, documents, settings, is_streamed=False)
+        # Only who is streamed to is told how far the documents are read.
+        is_streamed = on_progress is not None
+        stream = self._begin(question, documents, settings, on_progress, is_streamed=is_streamed)
         for _ in stream:
             pass
         assert stream.answer is not None
@@ -198,7 +217,8 @@ class Pair:
         self,
         question: str | Sequence[Message],
         *,
-        documents: Sequence[str | Document] = (),
+        documents: Sequence[str | Document | Path] = (),
+        on_progress: OnProgress | None = None,
         **settings: Unpack[AskSettings],
     ) -> Stream:
         """Answer piece by piece, with the arguments and errors of `answer`.
@@ -206,20 +226,21 @@ class Pair:
         Some errors are raised here, the others when a piece is taken; a refusal comes no later
         than the first piece.
         """
-        return self._begin(question, documents, settings, is_streamed=True)
+        return self._begin(question, documents, settings, on_progress, is_streamed=True)
 
     def _begin(
         self,
         question: str | Sequence[Message],
-        documents: Sequence[str | Document],
+        documents: Sequence[str | Document | Path],
         settings: AskSettings,
+        on_progress: OnProgress | None,
         *,
         is_streamed: bool,
     ) -> Stream:
         request = as_request(
             f"local-{next(self._ids)}",
             question,
-            documents,
+            _read_paths(documents),
             settings,
             is_streamed=is_streamed,
             default_temperature=self._temperature,
@@ -228,7 +249,7 @@ class Pair:
             run = RequestRun(self._services, request)
         except BadRequest as refused:
             raise in_own_words(refused) from None
-        return Stream(self, run.events())
+        return Stream(self, run.events(), on_progress)
 
     def close(self) -> None:
         """Stop the engines; answers in progress fail."""
@@ -242,9 +263,9 @@ class Pair:
 
 
 def open_pair(
-    target: str | EngineConfig,
+    target: str | Path | EngineConfig,
     *,
-    drafter: str | EngineConfig | OwnDrafting | None = None,
+    drafter: str | Path | EngineConfig | OwnDrafting | None = None,
     retrieval: RetrievalConfig | None = None,
     speculation: SpeculationConfig | None = None,
     context_tokens: int = 32_768,
@@ -270,7 +291,7 @@ def open_pair(
         raise ConfigurationError("speculation.rule is not for all answers: ask with mode 'paper'")
     configs = [_engine_config(target, context_tokens)]
     own_drafting = drafter if isinstance(drafter, OwnDrafting) else None
-    if isinstance(drafter, str | EngineConfig):
+    if drafter is not None and not isinstance(drafter, OwnDrafting):
         configs.append(_engine_config(drafter, context_tokens))
     if own_drafting is None and configs[0].max_leases < 2:  # the target may read what is retrieved
         configs[0] = configs[0].model_copy(update={"max_leases": 2})
@@ -321,15 +342,48 @@ def open_pair(
         return Pair(services, loop, opening.pop_all(), temperature)
 
 
+def _read_paths(documents: Sequence[str | Document | Path]) -> Sequence[str | Document]:
+    """Return documents, of which those that are paths are read.
+
+    Raises:
+        BadRequest: A file cannot be read.
+    """
+    is_list = isinstance(documents, Sequence)
+    if not (is_list and any(isinstance(each, Path) for each in documents)):
+        return documents  # type: ignore[return-value]  # what is no list is refused by `as_request`
+    from library.parsing import read_files  # whose libraries only these callers need
+
+    read = read_files([each for each in documents if isinstance(each, Path)])
+    if read.problems:
+        raise BadRequest(read.problems[0], "documents", "unreadable_file")
+    found: list[str | Document] = []
+    place = 0
+    for given in documents:
+        if isinstance(given, Path):
+            files = (each for each in read.files if each.place == place)
+            found += (Document(each.name, each.parsed.text) for each in files)
+            place += 1
+        else:
+            found.append(given)
+    return found
+
+
 def _pool(opening: ExitStack, model: LoadedModel, vocab_size: int | None) -> LocalPool:
     engine = make_engine(model, vocab_size)
     opening.callback(engine.close)
     return LocalPool(engine)
 
 
-def _engine_config(model: str | EngineConfig, context_tokens: int) -> EngineConfig:
+def _engine_config(model: str | Path | EngineConfig, context_tokens: int) -> EngineConfig:
     if isinstance(model, EngineConfig):
         return model
+    if isinstance(model, Path):
+        model = str(model)
+    if not isinstance(model, str):
+        raise ConfigurationError(
+            "a model must be a checkpoint directory, a hub name or a rapid.config.EngineConfig; "
+            f"it is of type {type(model).__name__}"
+        )
     facts = read_model_facts(EngineConfig(model=model))
     longest = min(context_tokens, facts.num_positions)
     return EngineConfig(model=model, max_context=longest, kv_cache_tokens=2 * longest)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # `benchmarks/gpu.py` runs without pydantic
-    from rapid.config import Contract, Coupling, KVCacheDtype, Mode, Transfer
+    from rapid.config import Contract, Coupling, KVCacheDtype, Mode
 
 Origin = Literal["drafted", "corrected", "bonus", "target"]
 Failover = Literal[
@@ -169,7 +169,7 @@ class Receipt:
     seed: int
     date: datetime.date
     coupling: Coupling
-    transfer: Transfer
+    transfer: str
     eta: float
     max_draft: int
     plausibility: float

@@ -8,7 +8,7 @@ computed after the tokens that stand before it in the receipt.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,9 +18,10 @@ from rapid import reference
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer
 from rapid.checkpoints.gguf import is_gguf
 from rapid.checkpoints.vocabulary import num_ids
-from rapid.config import Contract, Coupling, Transfer
+from rapid.config import Contract, Coupling
 from rapid.receipt import Origin
 from rapid.reference import Reader
+from rapid.transfers import Transfer
 
 Ids = tuple[int, ...]
 Role = Literal["target", "drafter"]
@@ -81,7 +82,7 @@ class ExplainedReceipt(_Part):
     contract: Contract
     seed: int
     coupling: Coupling
-    transfer: Transfer
+    transfer: str
     eta: float
     plausibility: float
     draft_top_k: int | None
@@ -141,6 +142,11 @@ def read_receipt(content: str | bytes) -> ReceiptFile:
         raise CannotReplay("the receipt has no tokens, or not one origin for each of them")
     if len(file.receipt.plain_from) != len(lengths):
         raise CannotReplay("the receipt has not one plain_from for each answer")
+    if file.receipt.contract == "fused" and file.receipt.transfer not in get_args(Transfer):
+        raise CannotReplay(
+            f"the answer follows {file.receipt.transfer!r}, a transfer rule that a program "
+            "registered for itself: only the method's own rules can be replayed"
+        )
     if file.receipt.refreshes:
         raise CannotReplay(
             "the drafter's prompt was retrieved again during the answer, and the receipt has only "

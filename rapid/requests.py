@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from rapid.config import MAX_DRAFT, PAPER, Coupling, Finite, Mode, TooLong, Transfer
+from rapid.config import MAX_DRAFT, PAPER, Coupling, Finite, KnownTransfer, Mode, TooLong
 from rapid.constraints.structured_outputs import (
     UnusableGrammar,
     compile_choices,
@@ -321,7 +321,7 @@ class MethodFields(Fields):
     """The settings of retrieval and speculation; None leaves a field to the configuration."""
 
     mode: Mode | None = None
-    transfer: Transfer | None = None
+    transfer: KnownTransfer | None = None
     eta: Finite | None = Field(None, ge=0, le=1000)
     max_draft: int | None = Field(None, ge=1, le=MAX_DRAFT)
     coupling: Coupling | None = None

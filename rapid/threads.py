@@ -11,12 +11,27 @@ import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Thread
 from typing import ParamSpec, TypeVar
 
 from rapid.fair_queue import FairQueue
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
+
+
+def begin(function: Callable[[], Result]) -> Future[Result]:
+    """Call a function in a thread of its own, which keeps no process from ending."""
+    answer: Future[Result] = Future()
+
+    def call() -> None:
+        try:
+            answer.set_result(function())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    Thread(target=call, name="rapid-begin", daemon=True).start()
+    return answer
 
 
 class Threads:

@@ -22,6 +22,7 @@ from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.embedding import Embedding, VectorSpace, check_space
 from retrieval.ranking import NOT_FOUND, fuse, rank
 from retrieval.retrieval_errors import ChunksMissing, CollectionMismatch, StoreUnavailable
+from retrieval.settings import OLDEST_QDRANT
 
 _DENSE = "dense"
 _SPARSE = "sparse"
@@ -31,7 +32,6 @@ _INDEXED = {  # fields that filters name, beside the tenant
     "expires_at": qm.PayloadSchemaType.FLOAT,
 }
 _CONTENT = ("document", "start", "end", "text", "num_tokens")  # a chunk beside its id
-_OLDEST_SERVER = (1, 19)  # the first whose term statistics can be limited to a tenant
 
 
 class QdrantCollection:
@@ -211,7 +211,7 @@ class QdrantCollection:
     async def _check_server(self) -> None:
         with self.errors_named():
             version = (await self.client.info()).version
-        if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_SERVER:
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_QDRANT:
             raise CollectionMismatch(
                 f"Qdrant {version} at {self.url} is too old: from 1.19 on, term statistics can be "
                 "kept to a tenant; before, one tenant's text moves another's scores. Upgrade it"

@@ -14,6 +14,7 @@ from rapid.config import Finite, Frozen
 
 _INDEX_FORMAT = "1"  # another one when code changes chunks or vectors
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+OLDEST_QDRANT = (1, 19)  # the first whose term statistics can be limited to a tenant
 
 
 class LexicalEmbedderConfig(Frozen):
@@ -149,7 +150,7 @@ class RetrievalConfig(Frozen):
 
     embedder: EmbedderConfig = LexicalEmbedderConfig()
     store: StoreConfig = LocalStoreConfig()
-    collection: str = Field("rapid-chunks", min_length=1)
+    collection: str = Field("rapid-chunks", min_length=1, description="Its name in the store.")
     chunk_tokens: int = Field(512, ge=1, description="Tokens of the target in a chunk, at most.")
     max_chunk_chars: int | None = Field(
         None, ge=1, description="Characters in a chunk, at most; by default 16 for each token."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
 import tomllib
 from collections import defaultdict
@@ -13,6 +14,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from deploy import watching
 from deployments import metrics
 from deployments.api.http.access_log import CAUSES
 from deployments.api.proxy.ready_in_time import DEADLINE_S
@@ -141,3 +143,33 @@ class TestAlerts:
             file, _, words = rule["annotations"]["runbook"].partition(": ")
             assert file == "docs/operations.md"
             assert words in page
+
+
+class TestDashboard:
+    def test_the_file_is_what_the_definitions_make(self) -> None:
+        assert json.loads(watching.DASHBOARD.read_text()) == watching.make_dashboard()
+
+    def test_every_panel_shows_something_that_the_metrics_have(self) -> None:
+        made = watching.make_dashboard()
+        assert len({panel["title"] for panel in made["panels"]}) == len(made["panels"])
+        places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in made["panels"]}
+        assert len(places) == len(made["panels"])
+        for panel in made["panels"]:
+            for target in panel["targets"]:
+                assert re.search(r"\bray_(vllm|rapid)_\w+", target["expr"])
+                for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
+                    assert label in re.findall(r"by \(([^)]*)\)", target["expr"])[0]
+
+    @pytest.mark.parametrize(
+        ("query", "unknown"),
+        [
+            ("sum by (pool) (ray_vllm_kv_cache_usage_perc)", []),
+            ("sum by (tenant) (ray_vllm_kv_cache_usage_perc)", ["tenant"]),
+            ('rate(ray_rapid_mode_total{mode="fused", pool!="x"}[5m])', ["pool"]),
+            ("rate(ray_rapid_modes_total[5m])", ["ray_rapid_modes_total"]),
+            ("ray_rapid_draft_seconds", ["ray_rapid_draft_seconds"]),  # has parts only
+            ("sum by (le) (rate(ray_rapid_draft_seconds_bucket[5m]))", []),
+        ],
+    )
+    def test_what_no_metric_has_is_found(self, query: str, unknown: list[str]) -> None:
+        assert watching.find_unknown(query) == unknown

@@ -9,7 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
+from deployments.config.serve_file import read_applications
+from evaluation.recipes import recipe_names
 from rapid.catalogue import find
+from rapid.transfers import OWN_RULES
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,6 +29,39 @@ def test_the_way_from_the_paper_code_runs(capsys):
     answer, kept = capsys.readouterr().out.strip().splitlines()
     assert answer
     assert re.fullmatch(r"\d+ of \d+ drafted tokens kept", kept)
+
+
+def test_a_rule_of_ones_own_answers_as_the_page_shows(capsys):
+    page, example = (
+        python_blocks("docs/own-rule.md"),
+        (ROOT / "examples/own_transfer.py").read_text(),
+    )
+    (rule,) = re.findall(r"import rapid\n.*?register_transfer\(.*?\)\n", page, flags=re.DOTALL)
+    assert rule in example
+    try:
+        exec(compile(page, "own-rule", "exec"), {})
+    finally:
+        OWN_RULES.clear()
+    assert capsys.readouterr().out.strip().endswith("fused geometric")
+
+
+def test_the_file_of_three_teams_is_valid_and_fits_four_gpus():
+    page = (ROOT / "docs/three-teams.md").read_text()
+    (file,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    (config,) = read_applications(yaml.safe_load(file)).values()
+    pools = (config.target.pool, config.drafter.pool, config.retriever.pool)
+    assert sum(pool.max_replicas * pool.num_gpus for pool in pools) == 4
+    tenants = {key.tenant for key in config.api.keys}
+    assert len(tenants - {"operators"}) == 3
+    assert set(config.api.tenant_weights) < tenants
+
+
+def test_the_recipes_of_table_1_are_there():
+    page = (ROOT / "docs/table-1.md").read_text()
+    known = recipe_names()
+    for row in re.findall(r"^\| (?:Llama|Qwen).*$", page, flags=re.MULTILINE):
+        first, *others = re.findall(r"`([a-z0-9.-]+)`", row)
+        assert {each if each[0] != "-" else first + each for each in (first, *others)} <= set(known)
 
 
 def test_the_readme_stays_short():

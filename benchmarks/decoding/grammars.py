@@ -91,7 +91,7 @@ class Answers:
         self._batch, self._num_tokens = batch, num_tokens
         most = PROMPT + num_tokens + MAX_DRAFT + loaded.config.page_tokens
         config = {"max_context": most, "kv_cache_tokens": 2 * batch * most, "max_leases": 2 * batch}
-        config |= {"threads": threads, "draft_ahead": False}
+        config |= {"threads": threads, "draft_ahead": False, "lease_ttl_s": 3600.0}
         self.engine = Engine(loaded, loaded.config.model_copy(update=config), is_watched=False)
         self._prompts = np.random.default_rng(0).integers(10, VOCAB, (batch, PROMPT))
 

@@ -37,7 +37,8 @@ from benchmarks.engine.filled import FilledEngine, Model, embedded_target, rando
 from benchmarks.reporting import keep, table
 from rapid.engines.attention.cpu import partial
 from rapid.engines.attention.shared_prefixes import MIN_SHARED_KEYS
-from rapid.planning.plan import GPU, IDEAL, Losses, Replica
+from rapid.planning.gpus import GPU
+from rapid.planning.plan import IDEAL, Losses, Replica
 from rapid.planning.shapes import ModelShape
 
 BYTES = {"float32": 4, "bfloat16": 2}

@@ -29,13 +29,14 @@ import numpy as np
 import torch
 
 from benchmarks.reporting import keep, ratios, settings, shown, spread, table
-from rapid.config import Coupling, SamplingConfig, SpeculationConfig, Transfer
+from rapid.config import Coupling, SamplingConfig, SpeculationConfig
 from rapid.speculation.acceptance import Judgement, decode_token, propose
 from rapid.speculation.draw import Draw
 from rapid.speculation.fast import step as step_module
 from rapid.speculation.fast.step import answer_questions
 from rapid.speculation.questions import Question, ToDecode, ToJudge, ToPropose
 from rapid.speculation.sampling import proposal
+from rapid.transfers import Transfer
 from tests.rapid.speculation.drafted import ROWS, blocks, drafted
 
 LENGTH = 8

@@ -36,7 +36,7 @@ from rapid.engines.attention.batch import Feed
 from rapid.engines.attention.cases import randomise
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVCache, PageRun, PageTable
-from rapid.planning.shapes import KNOWN_SHAPES
+from rapid.planning.known_models import KNOWN_SHAPES
 
 SYSTEMS = ("plain", "sd", "rapid-adaptive")
 DTYPES = ("float32", "bfloat16")

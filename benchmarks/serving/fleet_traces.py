@@ -8,8 +8,9 @@ from bisect import bisect
 from dataclasses import dataclass, field, replace
 
 from cluster.routing import Need
-from rapid.planning.plan import COMPUTE_SHARE, GPUS, Replica
-from rapid.planning.shapes import KNOWN_SHAPES
+from rapid.planning.gpus import GPUS
+from rapid.planning.known_models import KNOWN_SHAPES
+from rapid.planning.plan import COMPUTE_SHARE, Replica
 
 PAGE = 16
 QUESTION = 64  # tokens of a question

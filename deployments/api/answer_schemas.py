@@ -1,8 +1,9 @@
 """The answers of the HTTP API, as JSON Schemas for its OpenAPI document.
 
-A shape lists the fields that an object always has, each with its kind: a type of JSON, with ``?``
-where it may be null; ``=value`` for that string alone; ``[kind]`` for an array; or another shape.
-Objects may have more fields. ``tests/deployments/api/test_fuzz.py`` holds answers to them.
+A shape lists the fields that an object always has, each with its kind: a type of JSON; ``=value``
+for that string alone; ``[kind]`` for an array; another shape; or several of these with ``|``
+between. A ``?`` behind one means that it may be null. Objects may have more fields.
+``tests/deployments/api/test_fuzz.py`` holds answers to them.
 """
 
 from __future__ import annotations
@@ -35,11 +36,42 @@ _SHAPES: Mapping[str, str] = {
         "stop_reason:string? usage:object rapid:object"
     ),
     "ResponseAnswer": (
-        "id:string object:=response created_at:integer status:string model:string "
-        "output:[object] error:object? usage:object? incomplete_details:object? "
+        "id:string object:=response created_at:integer status:string background:boolean "
+        "model:string output:[MessageItem|ThoughtsItem|SearchItem|CallItem] "
+        "error:ResponseError? usage:ResponseUsage? incomplete_details:CutDetails? "
         "metadata:object? tools:[object]"
     ),
-    "Item": "id:string type:string",
+    "ResponseError": "code:string message:string",
+    "ResponseUsage": (
+        "input_tokens:integer input_tokens_details:object output_tokens:integer "
+        "output_tokens_details:object total_tokens:integer"
+    ),
+    "CutDetails": "reason:string",
+    "MessageItem": "id:string type:=message role:string status:string content:[ItemPart]",
+    "ItemPart": "OutputText|InputText|Part|RefusalPart|FilePart",
+    "OutputText": "type:=output_text text:string annotations:[object]",
+    "InputText": "type:=input_text text:string",
+    "RefusalPart": "type:=refusal refusal:string",
+    "FilePart": "type:=input_file file_id:string",
+    "ThoughtsItem": (
+        "id:string type:=reasoning status:string summary:[object] content:[ThoughtsPart]"
+    ),
+    "ThoughtsPart": "type:=reasoning_text text:string",
+    "SearchItem": (
+        "id:string type:=file_search_call status:string queries:[string] results:[SearchResult]?"
+    ),
+    "SearchResult": "file_id:string filename:string score:number text:string attributes:object",
+    "CallItem": (
+        "id:string type:=function_call call_id:string name:string arguments:string status:string"
+    ),
+    "CallResultItem": (
+        "id:string type:=function_call_output call_id:string output:[ItemPart] status:string"
+    ),
+    "CompactionItem": "id:string type:=compaction encrypted_content:string",
+    # A caller's own of these two kinds are kept as they came.
+    "GivenThoughts": "id:string type:=reasoning",
+    "GivenSearch": "id:string type:=file_search_call",
+    "Item": "MessageItem|CallItem|CallResultItem|CompactionItem|GivenThoughts|GivenSearch",
     "Compaction": (
         "id:string object:=response.compaction created_at:integer output:[Item] usage:object "
         "rapid:object metrics:object"
@@ -110,6 +142,7 @@ _SHAPES: Mapping[str, str] = {
     ),
     "UsageRows": "object:=list data:[UsageRow]",
 }
+_NULL = {"type": "null"}
 _STORE = "/v1/vector_stores/{store_id}"
 _STORE_FILE = f"{_STORE}/files/{{file_id}}"
 _BATCH = f"{_STORE}/file_batches/{{batch_id}}"
@@ -214,6 +247,8 @@ def describe_answers(operation: str) -> Json:
 
 
 def _expand(shape: str) -> Json:
+    if ":" not in shape:
+        return _schema(shape)
     kinds = dict(field.split(":") for field in shape.split())
     properties = {field: _schema(kind) for field, kind in kinds.items()}
     return {"type": "object", "required": [*kinds], "properties": properties}
@@ -222,8 +257,14 @@ def _expand(shape: str) -> Json:
 def _schema(kind: str) -> Json:
     if kind.startswith("="):
         return {"const": kind[1:]}
-    if kind.startswith("["):
+    if kind.startswith("[") and kind.endswith("]"):
         return {"type": "array", "items": _schema(kind[1:-1])}
+    if kind.endswith("?"):
+        given = _schema(kind[:-1])
+        is_type = given.keys() == {"type"}
+        return {"type": [given["type"], "null"]} if is_type else {"anyOf": [given, _NULL]}
+    if "|" in kind:
+        return {"anyOf": [_schema(each) for each in kind.split("|")]}
     if kind in _SHAPES:
         return {"$ref": f"#/components/schemas/{kind}"}
-    return {"type": [kind[:-1], "null"] if kind.endswith("?") else kind}
+    return {"type": kind}

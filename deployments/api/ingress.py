@@ -30,15 +30,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.api.accounts.account_routes import AccountRoutes
 from deployments.api.backend.continuing import Cursor, continue_events
 from deployments.api.backend.service import GenerationService
-from deployments.api.console.console_files import ConsoleFiles
+from deployments.api.console.console_files import ConsoleFiles, tidy_path
 from deployments.api.dialects.chat.chat_dialect import ChatDialect
 from deployments.api.dialects.chat.wire import Json, model_card
 from deployments.api.dialects.completions.completion_dialect import CompletionDialect
 from deployments.api.dialects.messages.messages_dialect import MessagesDialect
+from deployments.api.dialects.responses.background import BackgroundAnswers
 from deployments.api.dialects.responses.compacting import CompactDialect
 from deployments.api.dialects.responses.conversation_routes import ConversationRoutes
 from deployments.api.dialects.responses.response_routes import ResponseRoutes
 from deployments.api.dialects.responses.responses_dialect import ResponsesDialect
+from deployments.api.dialects.responses.responses_reply import ResponsesReply
 from deployments.api.files.attaching import add_places, attach_stored
 from deployments.api.files.file_routes import Endpoint, FileRoutes
 from deployments.api.files.store_routes import StoreRoutes
@@ -136,6 +138,7 @@ class Ingress:
         self._allowances = Allowances(self._admission, quotas or Quotas(), accounts)
         self._bodies = Bodies(self._admission, clock=clock, pace=pace)
         self._access = AccessLog(clock, metrics, accounts)
+        self._background = BackgroundAnswers(library, lambda: self._config.heartbeat_s)
         self.configure(config)
         administration = accounts and AccountRoutes(accounts, self._bodies)
         models = ModelRoutes(
@@ -224,15 +227,22 @@ class Ingress:
         self._cards, created, silence_s = {}, int(time.time()), config.silence_s
         for name, card in config.cards.items():
             self._cards[name] = model_card(
-                name, created, card.max_model_len, is_embedded=card.is_embedded, silence_s=silence_s
+                name,
+                created,
+                card.max_model_len,
+                is_embedded=card.is_embedded,
+                silence_s=silence_s,
+                limits=config.request_limits,
             )
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Keep the accounts for as long as the server serves."""
+        """Keep the accounts for as long as the server serves, and then end what it answers."""
         async with AsyncExitStack() as stack:
             if self._accounts is not None:
                 await stack.enter_async_context(self._accounts.keep(self._allowances.refresh))
+            # Serve waits for this as for requests, until `graceful_shutdown_timeout_s`.
+            stack.push_async_callback(self._background.finish)
             yield
 
     @property
@@ -245,7 +255,7 @@ class Ingress:
         began = self._clock()
         self._take_new_keys()
         if scope["type"] == "http":
-            _tidy_path(scope)
+            tidy_path(scope)
         status = 500
 
         async def tag_and_send(message: Message) -> None:
@@ -333,7 +343,7 @@ class Ingress:
     def _memory_endpoints(self) -> Iterator[Endpoint]:
         """Yield the endpoints of responses and conversations that are kept."""
         if self._library is not None:
-            yield from ResponseRoutes(self._library).endpoints()
+            yield from ResponseRoutes(self._library, self._background).endpoints()
             yield from ConversationRoutes(self._library, self._bodies).endpoints()
 
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
@@ -362,25 +372,36 @@ class Ingress:
             answer = partial(continue_events, self._service, sent, cursor)
             deadline = request.headers.get("x-request-deadline")
             most_s = read_deadline(deadline, self._clock() - record.began)
+            fingerprint = _fingerprint(sent.model)
+            reply = dialect.reply(asked, cursor, fingerprint, record.began, self._clock)
             explain = partial(self._explain, asked)
-            feed = EventFeed(answer, request.receive, record.note, explain, most_s)
+            later = reply if isinstance(reply, ResponsesReply) and reply.body.background else None
+            receive = _stay if later else request.receive
+            feed = EventFeed(answer, receive, record.note, explain, most_s)
+            places = partial(add_places, access=self._library, files=files)
+
+            def fail(error: Exception) -> Json:
+                record.error = error
+                return _failure(error, request_id).body
+
+            if later is not None:
+                if reserved is not None:
+                    await _confirm(reserved, request, record)
+                _log.info("request %s is answered later as %s", request_id, later.id)
+                return await self._background.answer(tenant, later, feed, places, stack, fail)
             await stack.enter_async_context(feed)
             if reserved is not None:  # meanwhile the answer begins
                 await _confirm(reserved, request, record)
-            begun = await feed.begin(self._config.heartbeat_s)
-            events = add_places(begun, self._library, files)
-            fingerprint = _fingerprint(sent.model)
-            reply = dialect.reply(asked, cursor, fingerprint, record.began, self._clock)
+            events = places(await feed.begin(self._config.heartbeat_s))
             _log.info("request %s is answered as %s", request_id, reply.id)
             if not sent.is_streamed:
                 return await asyncio.to_thread(JSONResponse, await reply.render_whole(events))
-
-            def render_error(error: Exception) -> bytes:
-                record.error = error
-                return reply.render_error(_failure(error, request_id).body)
-
             return EventStream(
-                reply.render(events), reply.media_type, stack.pop_all(), request_id, render_error
+                reply.render(events),
+                reply.media_type,
+                stack.pop_all(),
+                request_id,
+                lambda error: reply.render_error(fail(error)),
             )
 
     def _explain(self, asked: Question, error: Exception) -> Exception:
@@ -444,18 +465,14 @@ async def _confirm(reserved: Reservation, request: Request, record: RequestRecor
         raise
 
 
-def _tidy_path(scope: Scope) -> None:
-    """Take the slash from the end of a path, where some clients put one, but for the console's."""
-    path: str = scope["path"]
-    bare = path.rstrip("/")
-    if bare == scope.get("root_path", "").rstrip("/"):
-        scope.setdefault("state", {})["is_folder"] = path.endswith("/")
-        bare += "/"
-    scope["path"] = bare
-
-
 async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
+
+
+async def _stay() -> Message:
+    """Receive nothing, as of a caller who does not leave."""
+    await asyncio.Event().wait()
+    raise AssertionError
 
 
 async def _note_leaving(request: Request, error: Exception) -> Response:

@@ -5,24 +5,29 @@ Commands import their dependencies when they run, so that ``rapid --help`` is qu
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from deployments.cli import (
-    ask_command,
+    doctor_command,
     documents_command,
     draining,
     evaluating,
+    init_command,
     keys,
+    logs_command,
     manifests_command,
     models,
     planning,
     replaying,
     samples,
     serving,
+    status_command,
 )
+from deployments.cli.questions import ask_command, chat_command
 from deployments.cli.terminal import fail
 from rapid.errors import ConfigurationError
 
@@ -39,13 +44,17 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,
     help=(
         "Ask many questions of very long documents, with your own open models.\n\n"
         "The models of the default configuration live in the package and understand only "
         "documents made by 'rapid sample-document'. For text of your own, serve a configuration "
         "with real models."
+    ),
+    epilog=(
+        "Exit status: 0 done; 1 the server refused or something failed; 2 what was typed is wrong, "
+        "an option or a file that it names; 130 interrupted by Ctrl-C."
     ),
 )
 
@@ -70,18 +79,44 @@ def _options(
     pass
 
 
-app.command("ask")(ask_command.ask)
-app.add_typer(documents_command.documents, name="documents")
-app.command("replay")(replaying.replay)
-app.command("sample-document")(samples.sample_document)
-app.command("serve")(serving.serve)
-app.command("apply")(serving.apply)
-app.command("stop")(serving.stop)
-app.command("check-config")(serving.check_config)
-app.add_typer(models.app, name="models")
-app.command("plan")(planning.plan)
-app.command("eval")(evaluating.evaluate)
-app.command("hash-key")(keys.hash_key)
-app.add_typer(keys.app, name="keys")
-app.command("drain")(draining.drain)
-app.command("manifests")(manifests_command.manifests)
+_COMMANDS = (
+    ("ask", ask_command.ask, "rapid ask -d report.pdf -d notes/ 'What was decided?'"),
+    ("chat", chat_command.chat, "rapid chat report.pdf 'notes/*.md'"),
+    ("replay", replaying.replay, "rapid replay receipt.json"),
+    (
+        "sample-document",
+        samples.sample_document,
+        "rapid sample-document --seed 7 --tokens 1000 --out sample",
+    ),
+    (
+        "init",
+        init_command.init,
+        "rapid init my.yaml --gpus 4xh100 --document-tokens 60000 --people 40 --teams law,sales",
+    ),
+    ("serve", serving.serve, "rapid serve my.yaml --metrics-port 9100"),
+    ("doctor", doctor_command.doctor, "rapid doctor my.yaml"),
+    ("apply", serving.apply, "rapid apply serve_config.yaml"),
+    ("stop", serving.stop, "rapid stop"),
+    ("status", status_command.status, "rapid status --json"),
+    ("logs", logs_command.logs, "rapid logs -f --pool target"),
+    ("check-config", serving.check_config, "rapid check-config serve_config.yaml"),
+    (
+        "plan",
+        planning.plan,
+        "rapid plan --target qwen3-8b --drafter qwen3-32b --gpu h100 --context 65536 --batch 4",
+    ),
+    ("eval", evaluating.evaluate, "rapid eval --list"),
+    ("hash-key", keys.hash_key, "rapid hash-key --new"),
+    ("drain", draining.drain, "rapid drain --notice 600"),
+    ("manifests", manifests_command.manifests, "rapid manifests serve_config.yaml one-node"),
+)
+for _name, _command, _example in _COMMANDS:
+    app.command(_name, epilog=f"Example: {_example}")(_command)
+_GROUPS = {"documents": documents_command.documents, "models": models.app, "keys": keys.app}
+for _name, _group in _GROUPS.items():
+    app.add_typer(_group, name=_name)
+for _group in (app, *_GROUPS.values()):
+    for _each in _group.registered_commands:
+        # Rich keeps the ends of a docstring's lines, which the terminal would wrap once more.
+        paragraphs = (inspect.getdoc(_each.callback) or "").split("\n\n")
+        _each.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)

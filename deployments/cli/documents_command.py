@@ -11,7 +11,15 @@ import typer
 from rich.table import Table
 
 from deployments.cli.server_client import KeyOption, Url, connect, give_up, refuse
-from deployments.cli.terminal import DEFAULT_URL, Waiting, fail, note, out
+from deployments.cli.terminal import (
+    DEFAULT_URL,
+    AsJson,
+    Waiting,
+    fail,
+    note,
+    out,
+    print_json,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -26,7 +34,7 @@ documents = typer.Typer(
 )
 
 
-@documents.command()
+@documents.command(epilog="Example: rapid documents add report.pdf --prefill")
 def add(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False, readable=True)
@@ -36,6 +44,7 @@ def add(
     ] = False,
     url: Url = DEFAULT_URL,
     api_key: KeyOption = None,
+    as_json: AsJson = False,
 ) -> None:
     """Upload files (text, Markdown, HTML, PDF, DOCX), wait until they are read, print their ids.
 
@@ -45,20 +54,27 @@ def add(
     with connect(url, api_key) as client:
         for path in files:
             file = _upload(client, path, prefills=prefill)
+            if as_json:
+                print_json(file)
             if file["status"] == "error":
                 failed = True
                 note(f"{path.name}: {file['status_details']}")
-            else:
+            elif not as_json:
                 typer.echo(f"{file['id']}  {path.name}: {_size(file)}")
     if failed:
         raise typer.Exit(1)
 
 
-@documents.command("list")
-def list_documents(url: Url = DEFAULT_URL, api_key: KeyOption = None) -> None:
+@documents.command("list", epilog="Example: rapid documents list --json")
+def list_documents(
+    url: Url = DEFAULT_URL, api_key: KeyOption = None, as_json: AsJson = False
+) -> None:
     """List the files, newest first."""
     with connect(url, api_key) as client:
         files = _call(client, "GET", "/v1/files")["data"]
+    if as_json:
+        print_json(files)
+        return
     if not files:
         note("no files: add some with 'rapid documents add FILE...'")
         return
@@ -68,12 +84,20 @@ def list_documents(url: Url = DEFAULT_URL, api_key: KeyOption = None) -> None:
     out.print(table)
 
 
-@documents.command()
-def show(file_ids: FileIds, url: Url = DEFAULT_URL, api_key: KeyOption = None) -> None:
-    """Show what is known of files."""
+@documents.command(epilog="Example: rapid documents show file-1a2b3c")
+def show(
+    file_ids: FileIds,
+    url: Url = DEFAULT_URL,
+    api_key: KeyOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is known of files; with --json, an object for each."""
     with connect(url, api_key) as client:
         for file_id in file_ids:
             file = _call(client, "GET", f"/v1/files/{file_id}")
+            if as_json:
+                print_json(file)
+                continue
             table = Table(show_header=False, box=None)
             for name, value in {**file, **file.pop("rapid", {})}.items():
                 if value is not None and name not in ("object", "rapid"):
@@ -81,12 +105,21 @@ def show(file_ids: FileIds, url: Url = DEFAULT_URL, api_key: KeyOption = None) -
             out.print(table)
 
 
-@documents.command()
-def remove(file_ids: FileIds, url: Url = DEFAULT_URL, api_key: KeyOption = None) -> None:
+@documents.command(epilog="Example: rapid documents remove file-1a2b3c")
+def remove(
+    file_ids: FileIds,
+    url: Url = DEFAULT_URL,
+    api_key: KeyOption = None,
+    as_json: AsJson = False,
+) -> None:
     """Delete files and all that was made of them, and say where it was looked for."""
     with connect(url, api_key) as client:
         for file_id in file_ids:
-            certificate = _call(client, "DELETE", f"/v1/files/{file_id}").get("rapid", {})
+            deleted = _call(client, "DELETE", f"/v1/files/{file_id}")
+            if as_json:
+                print_json(deleted)
+                continue
+            certificate = deleted.get("rapid", {})
             table = Table("place", "bytes", "removed", "", box=None, pad_edge=False)
             for each in certificate.get("searched", ()):
                 size, removed = f"{each['bytes']:,}", str(each["removed"])
@@ -97,7 +130,7 @@ def remove(file_ids: FileIds, url: Url = DEFAULT_URL, api_key: KeyOption = None)
             note(f"{file_id} is deleted: {left}")
 
 
-@documents.command()
+@documents.command(epilog="Example: rapid documents verify serve_config.yaml")
 def verify(
     config: Annotated[
         Path, typer.Argument(metavar="CONFIG", help="The server's configuration.")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -41,13 +41,20 @@ class EvalOptions:
         _who(help="Which system answers; may be repeated. By default the task's.", metavar="NAME"),
     ] = None
     mode: Annotated[
-        str | None,
-        _who(help="One system instead: plain, lossless, fused, paper or rag.", metavar="MODE"),
+        Literal["plain", "lossless", "fused", "paper", "rag"] | None,
+        _who(help="One system instead."),
     ] = None
     eta: Annotated[float | None, _who(help="With --mode fused or paper.", metavar="NUMBER")] = None
     transfer: Annotated[
         str | None,
-        _who(help="With --mode fused: boost, distill, adaptive or mixture.", metavar="RULE"),
+        _who(
+            help="With --mode fused: boost, distill, adaptive, mixture or one of --rules.",
+            metavar="RULE",
+        ),
+    ] = None
+    rules: Annotated[
+        Path | None,
+        _who(help="Python file that calls rapid.register_transfer; it is run.", metavar="FILE"),
     ] = None
     max_draft: Annotated[
         int | None, _who(help="With --mode: tokens per block.", metavar="NUMBER")

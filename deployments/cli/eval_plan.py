@@ -16,6 +16,7 @@ from evaluation.recipes import Recipe, load_recipe
 from evaluation.systems import System, find_baseline
 from evaluation.tasks import EmbedderKind, RetrievalSettings, Task, load_task
 from rapid.config import EngineConfig
+from rapid.transfers import run_rules
 
 if TYPE_CHECKING:
     from evaluation.drivers.in_process import Models
@@ -30,9 +31,12 @@ def plans(options: EvalOptions) -> Iterator[tuple[Plan, Path]]:
 
     Raises:
         typer.Exit: The options contradict each other; the reason has been printed.
-        ConfigurationError: A task or recipe is unknown, or no server can do what is asked.
+        ConfigurationError: A task or recipe is unknown, the file of rules cannot be run, or no
+            server can do what is asked.
         ValueError: A system is unknown.
     """
+    if options.rules is not None:
+        run_rules(options.rules)
     recipe = None if options.recipe is None else load_recipe(options.recipe)
     if recipe is not None:
         tasks = recipe.load_tasks()
@@ -103,6 +107,7 @@ def _plan(task: Task, recipe: Recipe | None, options: EvalOptions) -> Plan:
         workers=options.workers or workers,
         judge=judge,
         recipe=options.recipe,
+        rules=options.rules,
     )
 
 
@@ -118,7 +123,7 @@ def _judge(options: EvalOptions) -> JudgeConfig | None:
 def _server(task: Task, url: str, options: EvalOptions) -> Server:
     from evaluation.drivers.over_http import Server, check_can_serve
 
-    for name in ("drafter", "dtype", "embedder", "workers"):
+    for name in ("drafter", "dtype", "embedder", "workers", "rules"):
         if getattr(options, name) is not None:
             fail(f"--{name} and --url do not go together: a server has its own")
     check_can_serve(task.systems, task.conditions)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from rich.markdown import Markdown
 
 from deployments.cli.eval_options import EvalOptions, gather_options
 from deployments.cli.terminal import err, fail, note, out
@@ -22,8 +23,9 @@ _EXTRA = ("datasets", "matplotlib", "rouge_score")  # checked before, not after,
 def evaluate(options: EvalOptions) -> None:
     """Compare modes and baselines on a task: quality, speed and cost, with intervals.
 
-    Each answer is written as a line of OUT/results.jsonl; the tables and plots in OUT/report.md
-    are made from these lines. With the embedded models, start with: rapid eval --task laptop-quick
+    Each answer is written as a line of OUT/results.jsonl; the tables and plots in OUT/report.html
+    and OUT/report.md are made from these lines. With the embedded models, start with:
+    rapid eval --task laptop-quick
     """
     if options.is_list:
         from deployments.cli.eval_display import show_list
@@ -63,5 +65,9 @@ def _run(plan: Plan, folder: Path, options: EvalOptions) -> None:
     from evaluation.reports import report
 
     page = report.write(folder)
-    out.print(report.summary(folder), markup=False, highlight=False, soft_wrap=True)
-    note(f"written to {page}")
+    summary = report.summary(folder)
+    if out.is_terminal:
+        out.print(Markdown(summary))
+    else:  # lines that a program can find its way in
+        out.print(summary, markup=False, highlight=False, soft_wrap=True)
+    note(f"written to {page} and, with the plots, to {page.with_name(report.WEB_PAGE)}")

@@ -8,7 +8,6 @@ is one. Elsewhere ``/v1/admin/keys`` does the same with such a key.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from deployments.cli.terminal import fail, note, out
+from deployments.cli.terminal import USAGE, AsJson, fail, note, out, print_json
 
 if TYPE_CHECKING:
     from library.database import Database
@@ -47,9 +46,10 @@ def hash_key(
     The key comes from a hidden prompt, or from standard input when that is no terminal.
     """
     from library.accounts.callers import hash_key as hash_of
+    from library.accounts.callers import make_key
 
     if new:
-        key = f"sk-{secrets.token_urlsafe(32)}"
+        key = make_key()
         note(f"key (keep it, it is stored nowhere): {key}")
     elif sys.stdin.isatty():
         key = typer.prompt("API key", hide_input=True, err=True)
@@ -60,7 +60,7 @@ def hash_key(
     typer.echo(hash_of(key.strip()))
 
 
-@app.command("create")
+@app.command("create", epilog="Example: rapid keys create acme --days 90")
 def create(
     tenant: Annotated[str, typer.Argument(help="Whom the key identifies.", show_default=False)],
     name: Annotated[str, typer.Option(help="What lists show it as.")] = "",
@@ -77,9 +77,13 @@ def create(
 
     scopes = scope or ["ask", "documents"]
     if wrong := set(scopes) - set(SCOPES):
-        fail(f"--scope {min(wrong)}: there is no such scope, give one of {', '.join(SCOPES)}")
+        say = f"--scope {min(wrong)}: there is no such scope, give one of {', '.join(SCOPES)}"
+        fail(say, USAGE)
     if not (0 < len(tenant) <= 128 and tenant.isprintable() and name.isprintable()):
-        fail("a tenant's name has 1 to 128 printable characters, and a key's is printable, too")
+        fail(
+            "a tenant's name has 1 to 128 printable characters, and a key's is printable, too",
+            USAGE,
+        )
     expires_at = None if days is None else int(time.time()) + days * _DAY_S
     row, key = _with_database(
         config,
@@ -89,10 +93,11 @@ def create(
     typer.echo(key)
 
 
-@app.command("list")
+@app.command("list", epilog="Example: rapid keys list --tenant acme --json")
 def list_all(
     tenant: Annotated[str | None, typer.Option(help="The keys of one tenant.")] = None,
     config: Config = _CONFIG,
+    as_json: AsJson = False,
 ) -> None:
     """List keys, the latest first."""
     from rich.table import Table
@@ -109,8 +114,18 @@ def list_all(
             if len(page) < _PAGE:
                 return rows
 
+    rows = _with_database(config, read)
+    if as_json:
+        names = ("id", "tenant", "name", "created", "expires_at", "revoked_at")
+        print_json(
+            [
+                {name: getattr(row, name) for name in names} | {"scopes": row.scopes.split()}
+                for row in rows
+            ]
+        )
+        return
     table = Table("id", "tenant", "name", "scopes", "state", box=None, pad_edge=False)
-    for row in _with_database(config, read):
+    for row in rows:
         state = "taken"
         if row.revoked_at is not None:
             state = f"revoked {_day(row.revoked_at)}"
@@ -120,7 +135,7 @@ def list_all(
     out.print(table)
 
 
-@app.command("revoke")
+@app.command("revoke", epilog="Example: rapid keys revoke key_1a2b3c")
 def revoke(key_id: KeyId, config: Config = _CONFIG) -> None:
     """Have a key taken no more, from the next request on."""
     from library.accounts import api_keys
@@ -129,7 +144,7 @@ def revoke(key_id: KeyId, config: Config = _CONFIG) -> None:
     note(f"{key_id} is not taken any more")
 
 
-@app.command("rotate")
+@app.command("rotate", epilog="Example: rapid keys rotate key_1a2b3c --grace 3600")
 def rotate(
     key_id: KeyId,
     grace: Annotated[int, typer.Option(min=0, help="Seconds that the old one is taken.")] = 0,

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from deployments.cli.terminal import err, fail, note, out, rapid_command
+from deployments.cli.terminal import (
+    AsJson,
+    err,
+    fail,
+    note,
+    out,
+    print_json,
+    rapid_command,
+)
 
 if TYPE_CHECKING:
     from rapid.checkpoints.fetching import Progress
@@ -17,19 +25,34 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Fetch models, and use them by their short names.")
 
 
-@app.command("list")
-def list_models() -> None:
+@app.command("list", epilog="Example: rapid models list --json")
+def list_models(as_json: AsJson = False) -> None:
     """List the models of the catalogue, and which of them are on this machine."""
     from rapid.catalogue import CATALOGUE, models_folder
     from rapid.checkpoints.fetching import find_fetched
 
     models_folder()  # refuses a RAPID_HOME that cannot be, before anything is printed
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": entry.name,
+                    "summary": entry.summary,
+                    "licence": entry.licence,
+                    "bytes": entry.num_bytes,
+                    "context_tokens": entry.context_tokens,
+                    "is_here": find_fetched(entry) is not None,
+                }
+                for entry in CATALOGUE
+            ]
+        )
+        return
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("name", no_wrap=True)
     for heading in ("what it is", "licence"):
         table.add_column(heading)
     table.add_column("MB", justify="right")
-    table.add_column("tokens", justify="right")
+    table.add_column("context", justify="right")
     table.add_column("here")
     for entry in CATALOGUE:
         table.add_row(
@@ -41,10 +64,10 @@ def list_models() -> None:
             "yes" if find_fetched(entry) else "no",
         )
     out.print(table)
-    note("tokens: the longest text that a model reads")
+    note("context: the longest text with its answer, in tokens")
 
 
-@app.command("get")
+@app.command("get", epilog="Example: rapid models get smollm2-135m")
 def get(
     names: Annotated[
         list[str], typer.Argument(help="Names of 'rapid models list'.", show_default=False)
@@ -66,7 +89,7 @@ def get(
         fail(f"interrupted; '{rapid_command()} models get {' '.join(names)}' goes on from there")
 
 
-@app.command("path")
+@app.command("path", epilog="Example: rapid models path smollm2-135m")
 def path(name: Annotated[str, typer.Argument(help="A name of 'rapid models list'.")]) -> None:
     """Print where a fetched model lies."""
     from rapid.catalogue import find

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -26,17 +26,9 @@ def show_memory(target: Replica, drafter: Replica, batch: int) -> str | None:
     table = _memory_table()
     problems = []
     for role, replica in (("target", target), ("drafter", drafter)):
-        need, most = replica.need(batch), replica.max_sequences
-        parts = (need.weights, need.kv_pool, need.work, need.total, replica.usable)
-        table.add_row(
-            role,
-            str(replica.num_gpus),
-            f"{replica.kv_per_sequence / _GIB:.2f}",
-            *(f"{part / _GIB:.1f}" for part in parts),
-            "yes" if most >= batch else "no",
-            str(most),
-        )
-        if most < batch:
+        memory = _memory_object(replica, batch)
+        _add_memory(table, role, memory)
+        if not memory["fits"]:
             problems.append(_misfit(role, replica, batch))
     out.print(table)
     return problems[0] if problems else None
@@ -46,33 +38,109 @@ def show_shared_memory(
     target: Replica, drafter: Replica, batch: int, *, is_one_model: bool
 ) -> str | None:
     """Print the memory of both models on the same GPUs; return a sentence if they do not fit."""
+    both = _share_memory(target, drafter, batch, is_one_model=is_one_model)
+    table = _memory_table()
+    _add_memory(table, "both", both)
+    out.print(table)
+    if both["fits"]:
+        return None
+    return (
+        f"target and drafter do not fit {target.num_gpus} {target.gpu.name} together: "
+        f"{both['needed'] / _GIB:.1f} GiB are needed, {target.usable / _GIB:.1f} usable; lower "
+        f"--batch to {both['max_sequences']}, --context, or give the drafter GPUs of its own"
+    )
+
+
+def _share_memory(
+    target: Replica, drafter: Replica, batch: int, *, is_one_model: bool
+) -> dict[str, Any]:
+    """Return the memory that both models need on the same GPUs, in bytes."""
     ours, its = target.need(batch), beside(drafter, target).need(batch)
     weights = ours.weights + (0 if is_one_model else its.weights)
     work = ours.work + (0 if is_one_model else its.work)
     pools = ours.kv_pool + its.kv_pool
     total = weights + pools + work
-    each = target.kv_per_sequence + drafter.kv_per_sequence
     common = target.kv_of(0)
     most = int(
         (target.usable - weights - work - common) // (target.kv_of(1) - common + drafter.kv_of(1))
     )
-    table = _memory_table()
-    table.add_row(
-        "both",
-        str(target.num_gpus),
-        f"{each / _GIB:.2f}",
-        *(f"{part / _GIB:.1f}" for part in (weights, pools, work, total, target.usable)),
-        "yes" if total <= target.usable else "no",
-        str(max(0, most)),
-    )
-    out.print(table)
-    if total <= target.usable:
-        return None
-    return (
-        f"target and drafter do not fit {target.num_gpus} {target.gpu.name} together: "
-        f"{total / _GIB:.1f} GiB are needed, {target.usable / _GIB:.1f} usable; lower --batch to "
-        f"{max(0, most)}, --context, or give the drafter GPUs of its own"
-    )
+    return {
+        "gpus": target.num_gpus,
+        "kv_each": target.kv_per_sequence + drafter.kv_per_sequence,
+        "weights": weights,
+        "kv_pool": pools,
+        "work": work,
+        "needed": total,
+        "usable": target.usable,
+        "fits": total <= target.usable,
+        "max_sequences": max(0, most),
+    }
+
+
+def plan_object(
+    limit: tuple[Replica, Replica],
+    likely: tuple[Replica, Replica],
+    how: Speculating,
+    *,
+    is_one_model: bool,
+) -> dict[str, Any]:
+    """Return the numbers of the tables, for programs: bytes, seconds, GPU-seconds and ratios."""
+    target, drafter = limit
+    if drafter.num_gpus:
+        memory = {"target": target, "drafter": drafter}
+        told = {role: _memory_object(each, how.batch) for role, each in memory.items()}
+    else:
+        shared = _share_memory(target, drafter, how.batch, is_one_model=is_one_model)
+        told = {"both": shared}
+    return {
+        "memory_bytes": told,
+        "limit": _speed_object(*limit, how),
+        "likely": _speed_object(*likely, how),
+    }
+
+
+def _memory_object(replica: Replica, batch: int) -> dict[str, Any]:
+    need, most = replica.need(batch), replica.max_sequences
+    return {
+        "gpus": replica.num_gpus,
+        "kv_each": replica.kv_per_sequence,
+        "weights": need.weights,
+        "kv_pool": need.kv_pool,
+        "work": need.work,
+        "needed": need.total,
+        "usable": replica.usable,
+        "fits": most >= batch,
+        "max_sequences": most,
+    }
+
+
+def _speed_object(target: Replica, drafter: Replica, how: Speculating) -> dict[str, Any]:
+    from rapid.planning.schedules import cheapest, fastest, plain_gpu_seconds
+
+    step_s = target.plain_s(how.batch)
+    told: dict[str, Any] = {
+        "plain_step_s": step_s,
+        "plain_tokens_per_s": how.batch / step_s,
+        "plain_gpu_s_per_million": plain_gpu_seconds(target, how.batch),
+        "prefill_s": target.prefill_s(),
+        "drafted_token_s": drafter.draft_s(how.batch),
+    }
+    for schedule in _schedules(drafter):
+        quick = fastest(target, drafter, how, schedule)
+        cheap = cheapest(target, drafter, how, schedule)
+        told[schedule.replace(" ", "_")] = {
+            "speedup": quick.speedup,
+            "draft_length": quick.draft_length,
+            "targets_per_drafter": cheap.targets_per_drafter,
+            "cheapest_speedup": cheap.speedup,
+            "gpu_s_per_million": cheap.gpu_seconds,
+        }
+    return told
+
+
+def _schedules(drafter: Replica) -> tuple[Schedule, ...]:
+    """Return the schedules that a drafter can have: none is ahead on the target's own GPUs."""
+    return ("sequential", "draft ahead") if drafter.num_gpus else ("sequential",)
 
 
 def _memory_table() -> Table:
@@ -80,6 +148,18 @@ def _memory_table() -> Table:
         "Memory of a replica, GiB",
         ("", "GPUs"),
         ("KV each", "weights", "KV pool", "work", "needed", "usable", "fits", "at most"),
+    )
+
+
+def _add_memory(table: Table, role: str, memory: dict[str, Any]) -> None:
+    parts = ("weights", "kv_pool", "work", "needed", "usable")
+    table.add_row(
+        role,
+        str(memory["gpus"]),
+        f"{memory['kv_each'] / _GIB:.2f}",
+        *(f"{memory[part] / _GIB:.1f}" for part in parts),
+        "yes" if memory["fits"] else "no",
+        str(memory["max_sequences"]),
     )
 
 
@@ -160,8 +240,7 @@ def _speeds(
         f"drafted token on {gpus}, ms": f"{drafter.draft_s(how.batch) * 1e3:.1f}",
     }
     best = 0.0
-    schedules: tuple[Schedule, ...] = ("sequential", "draft ahead")
-    for schedule in schedules[: 1 + apart]:
+    for schedule in _schedules(drafter):
         quick = fastest(target, drafter, how, schedule)
         cheap = cheapest(target, drafter, how, schedule)
         best = max(best, quick.speedup)

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.plan_tables import beside, show_memory, show_shared_memory, show_speed
-from deployments.cli.terminal import fail, note, say
+from deployments.cli.plan_tables import (
+    beside,
+    plan_object,
+    show_memory,
+    show_shared_memory,
+    show_speed,
+)
+from deployments.cli.terminal import AsJson, fail, note, print_json, say
 
 if TYPE_CHECKING:
     from rapid.planning.packed_bits import StoredBits
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
 # arXiv 2502.20330: the share of drafts accepted, in blocks of ten, in its multi-turn task where
 # Llama-3.1-8B drafts for itself on retrieved text (56.34 % in plain speculative decoding on the
 # whole text).
-_ACCEPTANCE = 0.77
+ACCEPTANCE = 0.77
 _ACCEPTANCE_SOURCE = (
     "Acceptance 0.77 is what arXiv 2502.20330 reports of Llama-3.1-8B drafting for itself; "
     "yours is in every receipt (accepted of drafted): pass --acceptance."
@@ -41,7 +48,10 @@ def plan(
         ),
     ],
     drafter: Annotated[str, _who(help="Likewise.", metavar="MODEL")],
-    gpu: Annotated[str, _who(help="Of both: a100-80gb, h100-sxm, h200.", metavar="GPU")],
+    gpu: Annotated[
+        str,
+        _who(help="Of both: h100, h200, ...: a wrong name lists them.", metavar="GPU"),
+    ],
     context: Annotated[int, _who(help="Tokens of a target's sequence.", min=1)],
     batch: Annotated[int, _who(help="Sequences decoded at once.", min=1)] = 1,
     drafter_context: Annotated[
@@ -92,7 +102,7 @@ def plan(
     acceptance: Annotated[
         float | None,
         _how(
-            help=f"Chance that a drafted token is accepted; by default {_ACCEPTANCE}, the paper's.",
+            help=f"Chance that a drafted token is accepted; by default {ACCEPTANCE}, the paper's.",
             min=0,
             max=1,
         ),
@@ -129,6 +139,7 @@ def plan(
             metavar="PRICE",
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Plan a deployment by arithmetic: no GPU is used and nothing is loaded.
 
@@ -136,11 +147,13 @@ def plan(
     with their draft lengths, how many targets one drafter should serve, and the cost of a million
     tokens against plain decoding.
     """
-    from rapid.planning.plan import GPUS, GROUP_SIZES, LIMIT, Replica, group_sizes
+    from rapid.planning.gpus import find_gpu
+    from rapid.planning.plan import GROUP_SIZES, LIMIT, Replica, group_sizes
     from rapid.planning.schedules import Speculating
 
-    if (device := GPUS.get(gpu.lower())) is None:
-        fail(f"no GPU {gpu!r} is known: take one of {', '.join(GPUS)}")
+    device = find_gpu(gpu)
+    if device.name != gpu.lower():
+        note(f"{gpu} is taken as {device.name}")
     if drafter_context is None:
         from retrieval.settings import RetrievalConfig
 
@@ -166,6 +179,12 @@ def plan(
             role, replica if replica.num_gpus else beside(replica, reads)
         ):
             fail(problem)
+    how = Speculating(batch, ACCEPTANCE if acceptance is None else acceptance, hits, extra_position)
+    losses = _likely(measured)
+    likely = replace(reads, losses=losses, witness=drafter_context), replace(drafts, losses=losses)
+    if as_json:
+        print_json(plan_object((reads, drafts), likely, how, is_one_model=target == drafter))
+        return
     say(
         f"{target} reads {context:,} tokens, {drafter} drafts on {drafter_context:,}; "
         f"batch {batch}; {device.source}"
@@ -179,11 +198,6 @@ def plan(
         problem = show_shared_memory(reads, drafts, batch, is_one_model=target == drafter)
     if problem:
         fail(problem)
-    how = Speculating(
-        batch, _ACCEPTANCE if acceptance is None else acceptance, hits, extra_position
-    )
-    losses = _likely(measured)
-    likely = replace(reads, losses=losses, witness=drafter_context), replace(drafts, losses=losses)
     show_speed((reads, drafts), likely, how, gpu_hour)
     if acceptance is None:
         note(_ACCEPTANCE_SOURCE)
@@ -245,7 +259,7 @@ def _why_not_packed(role: str, replica: Replica) -> str | None:
 
 def _check_pair(target: str, drafter: str) -> None:
     """Fail, as the server does, where the token ids of the two models do not mean the same."""
-    from rapid.planning.shapes import KNOWN_VOCABULARIES
+    from rapid.planning.known_models import KNOWN_VOCABULARIES
 
     known = [KNOWN_VOCABULARIES.get(model.lower()) for model in (target, drafter)]
     if target == drafter or (known[0] is not None and known[0] == known[1]):
@@ -288,15 +302,17 @@ def _weights(role: str, model: str, bits: float | None) -> dict[str, Any]:
 
 def _shape(model: str) -> tuple[ModelShape, StoredBits | None]:
     from rapid.catalogue import CATALOGUE
-    from rapid.planning.shapes import KNOWN_SHAPES
+    from rapid.planning.known_models import KNOWN_SHAPES
 
     if model.lower() in KNOWN_SHAPES:
         return KNOWN_SHAPES[model.lower()][1], None
     is_path = Path(os.path.expanduser(model)).exists() or model.startswith("embedded:")
     if not (is_path or any(entry.name == model.lower() for entry in CATALOGUE)):
+        near = get_close_matches(model.lower(), KNOWN_SHAPES, n=2)
+        did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
         fail(
-            f"no model {model!r} is known: take one of {', '.join(KNOWN_SHAPES)}, a name of "
-            "'rapid models list', a GGUF file, or a directory with a config.json"
+            f"no model {model!r} is known: {did_you_mean}take one of {', '.join(KNOWN_SHAPES)}, "
+            "a name of 'rapid models list', a GGUF file, or a directory with a config.json"
         )
     from rapid.checkpoints.facts import read_model_facts
     from rapid.config import EngineConfig

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from deployments.cli.terminal import fail
+from deployments.cli.terminal import DEFAULT_URL, USAGE, fail
 
 if TYPE_CHECKING:
     import httpx
 
 CONNECT_TIMEOUT_S = 5.0  # loopback answers at once, a far server within a second
-SILENCE_TIMEOUT_S = 60.0  # a stream has a heartbeat every few seconds, once it has begun
+SILENCE_TIMEOUT_S = 60.0  # beyond what the server says it may be silent; else it answers at once
 
 Url = Annotated[str, typer.Option(envvar="RAPID_URL", help="Where the server is.")]
 KeyOption = Annotated[
@@ -28,14 +28,16 @@ def connect(url: str, api_key: str | None) -> httpx.Client:
     from deployments.config.tenants import is_loopback
 
     if api_key and not (api_key.isascii() and api_key.isprintable()):
-        fail("--api-key has characters that no key has: a key is one word of ASCII characters")
+        fail(
+            "--api-key has characters that no key has: a key is one word of ASCII characters", USAGE
+        )
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         base = httpx.URL(url.rstrip("/").removesuffix("/v1"))  # `rapid serve` prints it with /v1
     except httpx.InvalidURL as error:
-        fail(f"--url {url} is no URL: {error}")
+        fail(f"--url {url} is no URL: {error}", USAGE)
     if base.scheme not in ("http", "https") or not base.host:
-        fail(f"--url {url} is no URL: write it as http://127.0.0.1:8000")
+        fail(f"--url {url} is no URL: write it as {DEFAULT_URL}", USAGE)
     return httpx.Client(
         base_url=base,
         headers=headers,
@@ -49,9 +51,14 @@ def give_up(client: httpx.Client, error: Exception) -> NoReturn:
     import httpx
 
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        from deployments.config.tenants import is_loopback
+
+        if not is_loopback(client.base_url.host):
+            fail(f"no server answers at {client.base_url} ({error}): check --url or RAPID_URL")
         fail(
-            f"no server answers at {client.base_url}: start one with `make run`, wait until it "
-            "says that it is ready, then ask again (or give another --url)"
+            f"no server answers at {client.base_url}: start one with `make run` (or "
+            "`make run-text` for text of your own), wait until it says that it is ready, then ask "
+            "again, or give another --url"
         )
     fail(f"the server at {client.base_url} went silent ({type(error).__name__}): ask again")
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,10 +16,11 @@ from typing import IO, Any
 
 import httpx
 import psutil
-import yaml
 
+from deployments.cli.addresses import address_of, joins_cluster, url_of, why_taken
 from deployments.cli.server_state import (
     NO_RAY,
+    PARTS_OF_RAY,
     RAY_DID_NOT_START,
     RUN_FOLDER,
     ServerState,
@@ -30,12 +29,11 @@ from deployments.cli.server_state import (
 )
 
 SERVE_COMMAND = (sys.executable, "-m", "deployments.cli.run_serve")
-_LOCK, _LOG = RUN_FOLDER / "serve.pid", RUN_FOLDER / "serve.log"
+_LOCK, LOG = RUN_FOLDER / "serve.pid", RUN_FOLDER / "serve.log"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _OUR_ERROR = re.compile(r"(?:^|\) )(?:rapid|retrieval|cluster|library|deployments)\.[\w.]+: (.+)")
 _INTERRUPT_TIMEOUT_S, _TERMINATE_TIMEOUT_S, _REST_TIMEOUT_S = 60.0, 10.0, 5.0
-_PARTS_OF_RAY = ("raylet", "gcs_server")  # without either of them nothing is answered
-_ANY_ADDRESS = ("0.0.0.0", "::", "")
+_LOOPBACK = "127.0.0.1"
 LOCAL_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # These start a separate Ray whose servers bind to loopback: the last variable is Ray's name for
@@ -65,21 +63,28 @@ class ServerProcess:
 
     url: str
     log_path: Path  # of its output and that of Ray
-    _config: Path
+    _command: list[str]
     _process: subprocess.Popen[bytes]
     _lock: IO[str]
     _http: httpx.Client
     _parts: dict[str, psutil.Process] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, config: Path) -> ServerProcess:
+    def start(cls, config: Path, metrics_port: int | None = None) -> ServerProcess:
         """Start Serve with the applications of a file.
+
+        Args:
+            config: The file.
+            metrics_port: The port of the metrics of a Ray of its own; None for a free one.
 
         Raises:
             CannotStart: A server started from this folder runs, or its address cannot be had.
         """
         RUN_FOLDER.mkdir(exist_ok=True)
-        host, port = _address(config)
+        host, port = address_of(config)
+        command = [*SERVE_COMMAND, str(config)]
+        if metrics_port is not None:
+            command += ["--metrics-port", str(metrics_port)]
         with contextlib.ExitStack() as undone_on_error:
             lock = undone_on_error.enter_context(_LOCK.open("a+"))
             try:
@@ -89,20 +94,22 @@ class ServerProcess:
                     f"a server started from this folder is running (process {running_pid()}): "
                     "`rapid stop` ends it"
                 ) from None
-            _check_is_free(host, port)
+            if problem := why_taken(host, port):
+                raise CannotStart(problem)
+            if metrics_port and (problem := why_taken(_LOOPBACK, metrics_port, "--metrics-port")):
+                raise CannotStart(problem)
             forget_state()
-            _LOG.unlink(missing_ok=True)
-            process = _run_serve(config, lock)
+            LOG.unlink(missing_ok=True)
+            process = _run_serve(command, lock)
             undone_on_error.pop_all()
-        reached = "127.0.0.1" if host in _ANY_ADDRESS else f"[{host}]" if ":" in host else host
-        url = f"http://{reached}:{port}"
+        url = url_of(host, port)
         http = httpx.Client(base_url=url, timeout=5.0, trust_env=False)
-        return cls(url, _LOG, config, process, lock, http)
+        return cls(url, LOG, command, process, lock, http)
 
     def start_again(self) -> None:
         """Start the process again, which has ended."""
         self._end_rest()
-        self._process = _run_serve(self._config, self._lock)
+        self._process = _run_serve(self._command, self._lock)
 
     def has_ended(self) -> bool:
         """Return whether the process has ended."""
@@ -121,10 +128,10 @@ class ServerProcess:
 
     def find_lost_part(self) -> str | None:
         """Return which part of the Ray that this process started has died; None while all live."""
-        if len(self._parts) < len(_PARTS_OF_RAY):
+        if len(self._parts) < len(PARTS_OF_RAY):
             with contextlib.suppress(psutil.NoSuchProcess):
                 for child in psutil.Process(self._process.pid).children():
-                    if (name := child.name()) in _PARTS_OF_RAY:
+                    if (name := child.name()) in PARTS_OF_RAY:
                         self._parts.setdefault(name, child)
         return next((name for name, part in self._parts.items() if not _lives(part)), None)
 
@@ -203,18 +210,14 @@ class ServerProcess:
             return ""
 
 
-def _joins_cluster() -> bool:
-    return os.environ.get("RAY_ADDRESS", "local") != "local"
-
-
-def _run_serve(config: Path, lock: IO[str]) -> subprocess.Popen[bytes]:
-    with _LOG.open("ab") as log:
+def _run_serve(command: list[str], lock: IO[str]) -> subprocess.Popen[bytes]:
+    with LOG.open("ab") as log:
         process = subprocess.Popen(
-            [*SERVE_COMMAND, str(config)],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=({} if _joins_cluster() else LOCAL_RAY) | os.environ,
+            env=({} if joins_cluster() else LOCAL_RAY) | os.environ,
             pass_fds=(lock.fileno(),),
             start_new_session=True,  # Ctrl-C then reaches only this process, which ends it
             # A shell that runs this command in the background makes its children ignore SIGINT.
@@ -277,30 +280,3 @@ def _session(pid: int) -> int | None:
         return os.getsid(pid)
     except (ProcessLookupError, PermissionError):
         return None
-
-
-def _address(config: Path) -> tuple[str, int]:
-    """Return host and port of the configured HTTP server; Serve's defaults are for all."""
-    options = yaml.safe_load(config.read_text(encoding="utf-8")).get("http_options") or {}
-    return options.get("host", _ANY_ADDRESS[0]), int(options.get("port", 8000))
-
-
-def _check_is_free(host: str, port: int) -> None:
-    """Check that a server can bind to an address of this machine; Serve would try for ever."""
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # A server that has just ended leaves connections behind.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise CannotStart(
-                f"something else has {host}:{port}: end it, or set http_options.port"
-            ) from None
-        if _joins_cluster():  # whose proxies may be on other machines
-            return
-        raise CannotStart(
-            f"{host}:{port} cannot be bound ({error.strerror}): set http_options.host to an "
-            "address of this machine, and a port that you may use"
-        ) from None

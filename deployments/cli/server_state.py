@@ -11,6 +11,7 @@ from typing import Literal
 RUN_FOLDER = Path(".run")
 RAY_DID_NOT_START = os.EX_TEMPFAIL
 NO_RAY = "Ray did not start"
+PARTS_OF_RAY = ("raylet", "gcs_server")  # without either of them nothing is answered
 _STATE = RUN_FOLDER / "serve.json"
 
 PoolState = Literal["starting", "ready"]
@@ -18,10 +19,21 @@ PoolState = Literal["starting", "ready"]
 
 @dataclass(frozen=True)
 class ServerState:
-    """How far a server has come; `dashboard` is empty where the Ray is not its own."""
+    """How far a server has come.
+
+    Attributes:
+        dashboard: The URL of Ray's dashboard; empty where the Ray is not its own.
+        pools: Whether each pool has a replica that runs.
+        metrics: The metrics URL of every node.
+        session: The folder of Ray's session on this machine, with the log of every process.
+        url: Where this machine reaches the HTTP server.
+    """
 
     dashboard: str
     pools: dict[str, PoolState] = field(default_factory=dict)
+    metrics: list[str] = field(default_factory=list)
+    session: str = ""
+    url: str = ""
 
     def write(self) -> None:
         """Write the state in place of the last one."""

@@ -6,7 +6,6 @@ end the server the same way.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -66,24 +65,38 @@ def _tell(engine: AnyEngineConfig) -> str:
     return engine.model if stored is None else f"{engine.model} ({stored})"
 
 
-def serve(config: Config = Path("serve_config.yaml")) -> None:
+def serve(
+    config: Config = Path("serve_config.yaml"),
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            envvar="RAPID_METRICS_PORT",
+            help="Where Prometheus finds the metrics; by default a free port, which is told.",
+            min=1,
+            max=65535,
+        ),
+    ] = None,
+) -> None:
     """Start the application of a configuration and run it until Ctrl-C or 'rapid stop'.
 
     The exit status is 1 when the server ends by itself, or its Ray is lost.
     """
-    began = time.monotonic()
-    checked = _check(config)
-    if os.environ.get("RAY_ADDRESS", "local") == "local":
-        _check_one_node(checked)
-
+    from deployments.cli.addresses import joins_cluster
     from deployments.cli.server_process import CannotStart, ServerProcess
     from deployments.cli.stages import Stages
 
+    began = time.monotonic()
+    checked = _examine(config)
+    if metrics_port is not None and joins_cluster():
+        fail(
+            "--metrics-port is for a Ray that is started here: the one of RAY_ADDRESS has its "
+            "own, which `ray start --metrics-export-port` sets"
+        )
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     try:
-        server = ServerProcess.start(config)
+        server = ServerProcess.start(config, metrics_port)
     except CannotStart as error:
         fail(str(error))
     try:
@@ -214,13 +227,14 @@ def _check(config: Path) -> ApplicationConfig:
     return check(config)
 
 
-def _check_one_node(config: ApplicationConfig) -> None:
-    for part in config.parts.values():
-        if (nodes := part.settings.pool.nodes) > 1:
-            fail(
-                f"{part.key}.pool.nodes: {nodes} needs a Ray of as many nodes, and this would "
-                "start one here: set RAY_ADDRESS to a cluster's, or leave nodes out"
-            )
+def _examine(config: Path) -> ApplicationConfig:
+    """Return the settings after all checks of ``rapid doctor``, none of which may be an error."""
+    from deployments.cli.doctor.checklist import examine
+
+    diagnosis = examine(config)
+    if diagnosis.errors:
+        fail("\n".join(each.fact + f": {each.mend}" * bool(each.mend) for each in diagnosis.errors))
+    return diagnosis.subject.configs[diagnosis.subject.front]
 
 
 def _wait_until_ready(server: ServerProcess, stopping: threading.Event, stages: Stages) -> None:
@@ -282,4 +296,6 @@ def _say_what_next(server: ServerProcess, config: ApplicationConfig, seconds: fl
         note(f"  {rapid} sample-document     # these models understand generated documents only")
     else:
         note(f'  {rapid} ask --document FILE "question"')
+    if (state := server.state()) is not None and state.metrics:
+        note(f"Metrics: {', '.join(state.metrics)}")
     note(f"Ctrl-C here or '{rapid} stop' ends it. Ray's output is in {server.log_path}.")

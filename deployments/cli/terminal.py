@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+if TYPE_CHECKING:
+    from rapid.ports import Clock
+
 DEFAULT_URL = "http://127.0.0.1:8000"
+USAGE = 2  # exit status where what was typed is wrong, as Click's own
+
+_LOG_S = 15.0  # between two lines about one wait in a log
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 out = Console()
 err = Console(stderr=True)
@@ -27,6 +37,11 @@ def fail(message: str, status: int = 1) -> NoReturn:
 def note(message: str) -> None:
     """Print a message that is not part of the result, on standard error."""
     err.print(f"[dim]{escape(message)}[/]", soft_wrap=True, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Print a result for programs, on standard output."""
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=1))
 
 
 def say(message: str) -> None:
@@ -45,23 +60,26 @@ def make_title_table() -> Table:
 class Waiting:
     """What a command waits for, shown on standard error until it stops.
 
-    A terminal shows one message in place of another; a log gets the first one only.
+    A terminal shows one message in place of another; a log gets one now and then.
     """
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, clock: Clock = time.monotonic) -> None:
         self._status = err.status(message)
-        self._is_said = self._is_over = False
+        self._clock = clock
+        self._said_at: float | None = None
+        self._is_over = False
         self._status.start()
 
     def say(self, message: str) -> None:
         """Show what is waited for now; nothing once it is over."""
         if self._is_over:
             return
+        now = self._clock()
         if err.is_terminal:
             self._status.update(message)
-        elif not self._is_said:
+        elif self._said_at is None or now - self._said_at >= _LOG_S:
+            self._said_at = now
             note(message)
-        self._is_said = True
 
     def stop(self) -> None:
         """Stop showing anything."""

@@ -167,6 +167,13 @@ class ApiConfig(Frozen):
             raise PromptTooLong.of(most, why, param) if most else PromptTooLong(why, param)
 
     @property
+    def request_limits(self) -> Mapping[str, int]:
+        """How large one request may be, by the names of these settings, as model cards tell it."""
+        names = ("max_body_bytes", "max_characters", "max_documents")
+        given = {name: getattr(self, name) for name in names}
+        return {name: most for name, most in given.items() if most is not None}
+
+    @property
     def max_requests(self) -> int:
         """The most chat requests at each replica of the ingress.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from deployments.config.serve_config import (
 from rapid.catalogue import local_path
 from rapid.checkpoints.facts import check_vllm, read_model_facts
 from rapid.checkpoints.files import checkpoint_source, read_temperature
+from rapid.checkpoints.hub import check_available
 from rapid.checkpoints.memory import check_fits, free_bytes, memory_needs, plan_pages
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
@@ -59,8 +60,45 @@ def preflight(config: Config, *, runs_here: bool = False) -> Config:
         if checkpoint is not None:
             local_path(checkpoint)  # refuses a model of the catalogue that has not been fetched
     if runs_here:
-        _check_memory(filled.engine_parts.values())
+        check_fits(cpu_needs(filled), "this machine", free_bytes("cpu"))
     return filled
+
+
+def check_hub(config: ApplicationConfig) -> None:
+    """Check within seconds that the hub gives the models that are not here.
+
+    A command asks this first, as `preflight` tries for half a minute to reach a hub that is away;
+    replicas that start do well to try.
+
+    Raises:
+        ConfigurationError: It does not; one sentence that says why.
+    """
+    check_available(part.settings.engine.model for part in config.engine_parts.values())
+
+
+def cpu_needs(config: ApplicationConfig) -> list[tuple[str, MemoryNeed]]:
+    """Return what each engine that starts on this machine's CPU needs, with its name."""
+    return [
+        (f"{part.key} {engine.model!r}", _need(engine))
+        for part in config.engine_parts.values()
+        if isinstance(engine := part.settings.engine, EngineConfig)
+        if _is_on_cpu(engine, part.settings.pool)
+        if part.settings.pool.nodes == 1  # others start elsewhere
+        for _ in range(max(1, part.settings.pool.min_replicas))
+    ]
+
+
+def gpu_needs(config: ApplicationConfig) -> list[tuple[str, MemoryNeed]]:
+    """Return what each pool's engine needs on each of its GPUs, with its name; vLLM says itself."""
+    return [
+        (f"{part.key} {engine.model!r}", need)
+        for part in config.engine_parts.values()
+        if isinstance(engine := part.settings.engine, EngineConfig)
+        if part.settings.pool.num_gpus and engine.device != "balanced"
+        for need, _ in [
+            memory_needs(engine, read_model_facts(engine), on_gpu=True, with_pools=True)
+        ]
+    ]
 
 
 def _put(settings: Any, section: Sequence[str], value: object) -> Any:
@@ -120,19 +158,6 @@ def _check_second_lease(model: ServedModel) -> None:
             f"max_context ({target.max_context}) and, on a second lease, retrieval.budget_tokens "
             f"({budget}): raise it to {needed}, or lower one of them"
         )
-
-
-def _check_memory(parts: Iterable[AppPart[EnginePoolConfig]]) -> None:
-    """Check that all engines that start on this machine's CPU fit its free memory together."""
-    needs = [
-        (f"{part.key} {engine.model!r}", _need(engine))
-        for part in parts
-        if isinstance(engine := part.settings.engine, EngineConfig)
-        if _is_on_cpu(engine, part.settings.pool)
-        if part.settings.pool.nodes == 1  # others start elsewhere
-        for _ in range(max(1, part.settings.pool.min_replicas))
-    ]
-    check_fits(needs, "this machine", free_bytes("cpu"))
 
 
 def _need(engine: EngineConfig) -> MemoryNeed:

@@ -29,6 +29,7 @@ from rapid.config import (
     VllmConfig,
     vllm_refusal,
 )
+from rapid.transfers import OWN_RULES
 from retrieval.settings import RetrievalConfig
 
 _ROUNDS_OF_A_TENANT = 2  # of what the targets' pools answer at once: those and as many that wait
@@ -314,6 +315,12 @@ class ApplicationConfig(Frozen, ABC):
         if self.speculation.rule != "exact":
             raise ValueError(
                 "speculation.rule is not for servers: requests ask for rapid.mode 'paper'"
+            )
+        if self.speculation.transfer in OWN_RULES:
+            raise ValueError(
+                f"speculation.transfer: {self.speculation.transfer!r} is a rule of this process "
+                "alone, and a server's engines have others: name one of the method, or use "
+                "rapid.open"
             )
         return self
 

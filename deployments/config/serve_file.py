@@ -14,7 +14,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments.config.named_models import read_application
 from deployments.config.plans import deployment_plans
-from deployments.config.preflight import preflight
+from deployments.config.preflight import check_hub, preflight
 from deployments.config.serve_config import ApplicationConfig
 from deployments.config.tenants import is_loopback
 from rapid.config_errors import read_yaml, validate
@@ -54,6 +54,17 @@ def check_applications(
     Raises:
         ConfigurationError: If a check fails.
     """
+    configs = read_applications(settings, prefix)
+    for config in configs.values():
+        check_hub(config)
+    return {name: preflight(config, runs_here=starts_here) for name, config in configs.items()}
+
+
+def read_applications(settings: dict[str, Any], prefix: str = "") -> dict[str, ApplicationConfig]:
+    """Return the settings of every application that `BUILDER` builds, by its name.
+
+    Nothing but the file's content is looked at; arguments and errors are `check_applications`'s.
+    """
     front = front_of(settings)
     file = validate(ServeDeploySchema, settings, prefix=prefix, top="file", extra="forbid")
     configs: dict[str, ApplicationConfig] = {}
@@ -61,7 +72,7 @@ def check_applications(
         config = read_application(application.get("args") or {}, prefix)
         _check_address(file, config)
         _check_overrides(application, config)
-        configs[name_of(application)] = preflight(config, runs_here=starts_here)
+        configs[name_of(application)] = config
     canary = configs[front].api.canary
     if canary is not None and canary.application not in configs.keys() - {front}:
         raise ConfigurationError(

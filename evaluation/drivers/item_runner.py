@@ -36,6 +36,7 @@ from rapid.checkpoints.files import checkpoint_source, read_json
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError, RapidError
 from rapid.planning.shapes import ModelShape
+from rapid.transfers import run_rules
 
 _SILENCE_S = 60.0  # between lines of progress where no bar can be drawn
 _HASHED_BYTES = 2**26  # larger files of weights are identified by their size
@@ -49,6 +50,7 @@ class Plan:
         server: Server of a run over HTTP; `models` is then None.
         batch: Number of answers at once, in each worker.
         recipe: Name of the recipe that the run repeats; the report shows its published numbers.
+        rules: File that registers transfer rules, which every process of the run runs.
     """
 
     task: Task
@@ -59,6 +61,7 @@ class Plan:
     workers: int = 1
     judge: JudgeConfig | None = None
     recipe: str | None = None
+    rules: Path | None = None
 
     @property
     def num_answers(self) -> int:
@@ -87,7 +90,7 @@ class Plan:
             "settings": {"batch": self.batch, "workers": self.workers},
             "versions": {name: _version(name) for name in ("rapid-serve", "torch", "transformers")},
             MADE: circumstances(),
-        }
+        } | ({} if self.rules is None else {"rules": _digest_file(self.rules)})
 
 
 def run(plan: Plan, out: Path, console: Console) -> None:
@@ -207,6 +210,8 @@ def _work(plan: Plan, trials: Sequence[Sequence[Trial]], index: int, outbox: Any
     torch.set_num_threads(1)
     end: RapidError | None = None
     try:
+        if plan.rules is not None:
+            run_rules(plan.rules)
         asyncio.run(_answer(plan, trials, lambda result: outbox.put((index, result))))
     except RapidError as error:
         end = error
@@ -281,6 +286,10 @@ def _weights(config: EngineConfig) -> str | None:
         if size <= _HASHED_BYTES:
             digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def _digest_file(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
 
 def _version(package: str) -> str | None:

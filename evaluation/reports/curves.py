@@ -13,13 +13,13 @@ import numpy as np
 from matplotlib import pyplot
 from matplotlib.transforms import ScaledTranslation
 
-from evaluation.reports.estimates import Estimate
+from evaluation.reports.estimates import LEAST_ITEMS, Estimate
 from evaluation.reports.run_results import RunResults
 from evaluation.systems import System
 
 SMALL = 8  # points, the smallest that a page of 900 pixels leaves readable
 _ASIDE = 1.8  # points from curve to curve
-WHISKERS = "whiskers: 95 % intervals, bootstrap over items"
+WHISKERS = f"whiskers: 95 % intervals, bootstrap over items (from {LEAST_ITEMS} items on)"
 _LOOKS: dict[str, tuple[str, str, str]] = {  # by what a system does: colour, line, marker
     "plain": ("#000000", "-", "o"),
     "rag": ("#E69F00", "--", "s"),
@@ -161,10 +161,13 @@ def _apart(wanted: Sequence[float], sizes: Sequence[float]) -> list[float]:
 
 
 def spread(found: Sequence[Estimate]) -> list[list[float]]:
-    """Return the lengths of the error bars below and above each point, `[2, points]`."""
+    """Return the lengths of the error bars below and above each point, `[2, points]`.
+
+    They are 0 where so few items were answered that there is no interval.
+    """
     return [
-        [max(0.0, each.value - each.low) for each in found],
-        [max(0.0, each.high - each.value) for each in found],
+        [max(0.0, each.value - each.low) * each.has_interval for each in found],
+        [max(0.0, each.high - each.value) * each.has_interval for each in found],
     ]
 
 

@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 RESAMPLES = 10_000
 LEVEL = 0.95
+# Items from which an interval is told: resamples of fewer repeat the same few, and two items that
+# are both right would be a sure 1.
+LEAST_ITEMS = 10
 
 Floats = npt.NDArray[np.float64]
 
@@ -29,9 +32,14 @@ class Estimate:
     items: int
 
     @property
+    def has_interval(self) -> bool:
+        """Whether there are items enough for the interval to mean something."""
+        return self.items >= LEAST_ITEMS
+
+    @property
     def sign(self) -> int:
-        """1 or -1 if the whole interval is above or below zero, else 0."""
-        return int(self.low > 0) - int(self.high < 0)
+        """1 or -1 if there is an interval that is wholly above or below zero, else 0."""
+        return (int(self.low > 0) - int(self.high < 0)) if self.has_interval else 0
 
 
 def mean(values: Sequence[float]) -> Estimate:

@@ -26,6 +26,7 @@ from evaluation.reports.curves import (
     label_ends,
     look,
     num_items,
+    spread,
     two_panels,
     whiskers,
 )
@@ -215,8 +216,10 @@ def _eta_panel(axis: Any, run: RunResults, system: System, members: Sequence[Con
     points = [(eta, score) for eta, score in zip(etas, scores, strict=True) if score]
     colour, _, marker = look(system)
     places = [eta for eta, _ in points]
-    lows, highs = [score.low for _, score in points], [score.high for _, score in points]
     values = [score.value for _, score in points]
+    below, above = spread([score for _, score in points])
+    lows = [value - length for value, length in zip(values, below, strict=True)]
+    highs = [value + length for value, length in zip(values, above, strict=True)]
     axis.plot(places, values, color=colour, marker=marker, clip_on=False)
     axis.fill_between(places, lows, highs, color=colour, alpha=0.2, linewidth=0)
     for other in run.systems:

@@ -1,6 +1,6 @@
 """Reports of runs.
 
-`write` makes the page of one run beside its results, `merge` one page of several runs::
+`write` makes the pages of one run beside its results, `merge` one page of several runs::
 
     python -m evaluation.reports.report .eval/laptop --out benchmarks/results/eval
     python -m evaluation.reports.report benchmarks/results/eval/laptop --out benchmarks/results/eval
@@ -16,6 +16,7 @@ from pathlib import Path
 from evaluation.reports import plots
 from evaluation.reports.conditions import conditions, etas
 from evaluation.reports.costs import drafts_accepted, operations, phases, speed
+from evaluation.reports.estimates import LEAST_ITEMS
 from evaluation.reports.run_results import RunResults
 from evaluation.reports.scores import (
     by_other_groups,
@@ -27,21 +28,26 @@ from evaluation.reports.scores import (
     scores,
 )
 from evaluation.reports.tables import table
+from evaluation.reports.web_page import render_page
 from evaluation.results import RESULTS
 
-PAGE = "report.md"
+PAGE, WEB_PAGE = "report.md", "report.html"
 
 
 def write(out_dir: Path) -> Path:
-    """Make the page and the plots of the run in `out_dir`, and return the path of the page.
+    """Make the pages and the plots of the run in `out_dir`, and return the path of the Markdown.
 
     Raises:
         ConfigurationError: `out_dir` has no run, or one that cannot be reported.
     """
     run = RunResults.read(out_dir)
     pictures = _links(plots.draw(run, out_dir / "plots"), out_dir)
+    text = f"# {run.task.name}\n\n{body(run, pictures)}"
     page = out_dir / PAGE
-    page.write_text(f"# {run.task.name}\n\n{body(run, pictures)}", encoding="utf-8")
+    page.write_text(text, encoding="utf-8")
+    inside = {link: out_dir / link for link in pictures.values()}
+    web_page = render_page(text, f"rapid eval: {run.task.name}", inside)
+    (out_dir / WEB_PAGE).write_text(web_page, encoding="utf-8")
     return page
 
 
@@ -135,8 +141,8 @@ def _describe_origin(run: RunResults) -> str:
         + (f"top_k {run.task.top_k}, " if run.task.top_k else "")
         + f"at most {run.task.max_tokens} tokens",
         f"- run: {made}; {told.get('settings')}",
-        "- intervals: 95 % bootstrap over items; ▲ and ▼: the whole interval of the paired"
-        " difference is above or below zero",
+        f"- intervals: 95 % bootstrap over items, from {LEAST_ITEMS} items on; ▲ and ▼: the whole"
+        " interval of the paired difference is above or below zero",
     ]
     if len(run.conditions) > 1:
         lines.append(f"- where no condition is named: `{run.conditions[0].name}`")

@@ -51,9 +51,11 @@ def by_system(
 
 
 def with_interval(found: Estimate | None, spec: str = ".3f") -> str:
-    """Format an estimate and its interval, with the format `spec` for each number."""
+    """Format an estimate and its interval, if it has one, with the format `spec` for each."""
     if found is None:
         return "-"
+    if not found.has_interval:
+        return f"{found.value:{spec}}"
     return f"{found.value:{spec}} ({found.low:{spec}}-{found.high:{spec}})"
 
 
@@ -61,6 +63,8 @@ def with_sign(found: Estimate | None) -> str:
     """Format an estimated difference and its interval, marked if the interval excludes zero."""
     if found is None:
         return "-"
+    if not found.has_interval:
+        return f"{found.value:+.3f}"
     interval = f"{found.low:+.3f} to {found.high:+.3f}"
     return f"{found.value:+.3f} ({interval}){_MARKS[found.sign]}"
 

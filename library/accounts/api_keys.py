@@ -16,7 +16,7 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from library.accounts.audit_trail import record_act
-from library.accounts.callers import SCOPES, Caller, hash_key
+from library.accounts.callers import SCOPES, Caller, hash_key, make_key
 from library.database import Database
 from library.schema import KeyRow
 from rapid.errors import UnknownKey
@@ -46,7 +46,7 @@ async def create_key(
 def _add_key(
     session: AsyncSession, tenant: str, name: str, scopes: Collection[str], expires_at: int | None
 ) -> tuple[KeyRow, str]:
-    key = f"sk-{secrets.token_urlsafe(32)}"
+    key = make_key()
     row = KeyRow(
         id=f"key_{secrets.token_hex(_ID_BYTES)}",
         tenant=tenant,

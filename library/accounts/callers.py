@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from hashlib import sha256
 from typing import Literal, NamedTuple, get_args
 
@@ -25,6 +26,11 @@ class Caller(NamedTuple):
     def actor(self) -> str:
         """The caller's name in the audit log."""
         return f"{self.tenant}/{self.key_id}"
+
+
+def make_key() -> str:
+    """Return a new key, which nobody can guess."""
+    return f"sk-{secrets.token_urlsafe(32)}"
 
 
 def hash_key(key: str) -> str:

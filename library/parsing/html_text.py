@@ -27,7 +27,7 @@ _HEAD_BYTES = 1024  # HTML requires the encoding's declaration within them
 def read_html(data: bytes) -> str:
     """Return a page's text: blocks apart, headings and lists marked as in Markdown."""
     declared = _DECLARED.search(data[:_HEAD_BYTES])
-    html = decode_text(data, declared[1].decode() if declared else None)
+    html, _ = decode_text(data, declared[1].decode() if declared else None)
     # A target, because lxml's trees end silently at 2,048 elements inside each other.
     parser = etree.HTMLParser(encoding="utf-8", huge_tree=True, target=_SeenText())
     return str(etree.fromstring(html.encode() or b" ", parser))

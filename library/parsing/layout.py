@@ -167,11 +167,14 @@ class ParsedText:
             tabs, and no surrogate. All offsets count its characters, as Python does.
         media_type: What the file was, such as ``application/pdf``.
         layout: The way from offsets to pages, lines and boxes.
+        guessed: The encoding that a plain text was taken for, such as ``cp1252``; None where it is
+            UTF-8 or says itself what it is.
     """
 
     text: str
     media_type: str
     layout: Layout
+    guessed: str | None = None
 
 
 def _differences(offsets: Sequence[int]) -> array[int]:

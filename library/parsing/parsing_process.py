@@ -163,6 +163,7 @@ async def _receive(
                     "media_type": str(media_type),
                     "text_bytes": int(text_bytes),
                     "layout_bytes": int(layout_bytes),
+                    "guessed": (str() | None) as guessed,
                 } if (
                     media_type in MEDIA_TYPES
                     and 0 < text_bytes <= limits.text_bytes
@@ -170,7 +171,7 @@ async def _receive(
                 ):
                     text = (await output.readexactly(text_bytes)).decode()
                     layout = Layout.unpack(await output.readexactly(layout_bytes))
-                    return ParsedText(text, media_type, layout)
+                    return ParsedText(text, media_type, layout, guessed)
                 case _:
                     refuse_broken(_SENSELESS)
         except (ValueError, asyncio.LimitOverrunError):  # of JSON, UTF-8, layouts; no line's end

@@ -44,39 +44,43 @@ def clean_text(text: str) -> str:
     return _SURROGATE.sub("\ufffd", _SPACE.sub(" ", _UNSEEN.sub("", text)))
 
 
-def decode_text(data: bytes, declared: str | None = None) -> str:
-    """Return bytes as clean text; `declared` is the encoding that the file claims to have.
+def decode_text(data: bytes, declared: str | None = None) -> tuple[str, str | None]:
+    """Return bytes as clean text, and the encoding that they were taken for if it was a guess.
+
+    `declared` is the encoding that the file claims to have.
 
     Raises:
         UnreadableFile: The bytes are no text.
     """
-    text = _decode(data, declared)
+    text, guess = _decode(data, declared)
     num_controls = sum(1 for _ in _CONTROL.finditer(_TERMINAL.sub("", text)))
     if num_controls * _FEW > len(text):
         refuse_kind()
-    return clean_text(text)
+    return clean_text(text), guess
 
 
-def _decode(data: bytes, declared: str | None) -> str:
+def _decode(data: bytes, declared: str | None) -> tuple[str, str | None]:
     for bom, encoding in _BOMS:
         if data.startswith(bom):
-            return data[len(bom) :].decode(encoding, "replace")
+            return data[len(bom) :].decode(encoding, "replace"), None
     with suppress(UnicodeDecodeError):
-        return data.decode()
+        return data.decode(), None
     if declared:
         with suppress(LookupError, ValueError):  # unknown, or not what the bytes are
             name = codecs.lookup(declared).name
-            return data.decode(_WIDER.get(name, name))
+            return data.decode(_WIDER.get(name, name)), None
     zeros = data[::2].count(0), data[1::2].count(0)  # of UTF-16: the upper bytes of Latin letters
     if max(zeros) * 6 > len(data) and min(zeros) * 10 < max(zeros):
-        return data.decode("utf-16-be" if zeros[0] > zeros[1] else "utf-16-le", "replace")
+        guess = "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
+        return data.decode(guess, "replace"), guess
     text = data.decode(errors="replace")
     num_bad = text.count("\ufffd")
     num_wide = len(data) - len(text)  # at least one more byte than characters for each good one
     if num_wide > 20 * num_bad:  # UTF-8 with a few broken places
-        return text
+        return text, "utf-8"
     strange = b"\n".join(line for line in data.split(b"\n") if not line.isascii())
-    return data.decode(_guess_encoding(strange[:_SAMPLE_BYTES]), "replace")
+    guess = _guess_encoding(strange[:_SAMPLE_BYTES])
+    return data.decode(guess, "replace"), guess
 
 
 def _guess_encoding(sample: bytes) -> str:

@@ -42,7 +42,12 @@ _HTML = re.compile(
 )
 
 
-def read_text(path: str | Path, filename: str, limits: ParsingLimits | None = None) -> ParsedText:
+def read_text(
+    path: str | Path,
+    filename: str,
+    limits: ParsingLimits | None = None,
+    on_progress: Progress | None = None,
+) -> ParsedText:
     """Return a file's text, read in this process: for files that are trusted.
 
     Args:
@@ -50,12 +55,25 @@ def read_text(path: str | Path, filename: str, limits: ParsingLimits | None = No
         filename: What its owner calls it; only the ending counts, and only where the content does
             not say what it is.
         limits: Those of bytes, pages and characters hold here.
+        on_progress: Called after each page of a PDF.
 
     Raises:
         UnreadableFile: The file cannot be read.
     """
     with open(path, "rb") as file:
-        return read_file(file, PurePath(filename).suffix, limits or ParsingLimits())
+        return read_file(file, PurePath(filename).suffix, limits or ParsingLimits(), on_progress)
+
+
+def is_readable(path: Path) -> bool:
+    """Return whether the first bytes of a file are those of a kind that is read."""
+    with open(path, "rb") as file:
+        try:
+            if _find_kind(file, path.suffix.lower()) in ("pdf", "docx"):
+                return True
+            decode_text(file.read(_HEAD_BYTES))
+        except UnreadableFile as error:
+            return error.code != "unsupported_file"
+    return True
 
 
 def read_file(
@@ -65,7 +83,7 @@ def read_file(
     limits.check_size(os.fstat(file.fileno()).st_size)
     kind = _find_kind(file, suffix.lower())
     try:
-        text, layout = _read(file, kind, limits, on_progress)
+        text, layout, guessed = _read(file, kind, limits, on_progress)
     except (UnreadableFile, MemoryError, ImportError):  # which are not the file's fault
         raise
     except Exception as error:
@@ -73,27 +91,28 @@ def read_file(
     if not text.strip():
         refuse_empty()
     limits.check_text(len(text))
-    return ParsedText(text, _MEDIA_TYPES[kind], layout or Layout.of(text))
+    return ParsedText(text, _MEDIA_TYPES[kind], layout or Layout.of(text), guessed)
 
 
 def _read(
     file: BinaryIO, kind: Kind, limits: ParsingLimits, on_progress: Progress | None
-) -> tuple[str, Layout | None]:
+) -> tuple[str, Layout | None, str | None]:
     if kind == "pdf":
         from library.parsing.pdf_text import read_pdf  # each reader's library only where it is used
 
-        return read_pdf(file, limits, on_progress)
+        return *read_pdf(file, limits, on_progress), None
     if kind == "docx":
         from library.parsing.docx_text import read_docx
 
-        return read_docx(file, limits), None
+        return read_docx(file, limits), None, None
     data = file.read(limits.text_bytes + 4)
     limits.check_text(len(data) // 4)
     if kind == "html":
         from library.parsing.html_text import read_html
 
-        return read_html(data), None
-    return decode_text(data), None
+        return read_html(data), None, None
+    text, guessed = decode_text(data)
+    return text, None, guessed
 
 
 def _find_kind(file: BinaryIO, suffix: str) -> Kind:

@@ -130,7 +130,8 @@ def _read_one(limits: ParsingLimits, suffix: str, read: Read) -> None:
         except UnreadableFile as error:
             send(code=error.code, message=str(error))
         else:
-            send(media_type=parsed.media_type, text_bytes=len(text), layout_bytes=len(layout))
+            sizes = {"text_bytes": len(text), "layout_bytes": len(layout)}
+            send(media_type=parsed.media_type, guessed=parsed.guessed, **sizes)
             output.write(text + layout)
 
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 from hashlib import blake2b
 from itertools import groupby
 
+from rapid.answering.spoken_thinking import SpokenThinkingStream
 from rapid.answering.thinking_stream import ThinkingStream
 from rapid.calling.call_reader import CallPiece, CallReader
 from rapid.checkpoints.text import ChatText, TextStream
+from rapid.checkpoints.thinking_marks import SpokenMarks
 from rapid.events import (
     LENGTH,
     STOP,
@@ -76,6 +78,7 @@ class GrowingAnswer:
         self._is_continued = is_continued
         self._max_tokens = max_tokens
         self._num_untold = 0
+        self._held: tuple[TokenLogprobs, ...] = ()  # of tokens that may be thinking
 
     @property
     def has_calls(self) -> bool:
@@ -84,6 +87,9 @@ class GrowingAnswer:
 
     def decode_by(self, stream: TextStream) -> ThinkingStream:
         """Return a decoder of its tokens from the first one on, of whose answer `stream` is one."""
+        marks = self._text.thinking_marks
+        if isinstance(marks, SpokenMarks) and self._is_thinking is not None:
+            return SpokenThinkingStream(self._text, stream, marks)
         return ThinkingStream(self._text, stream, is_open=self._is_thinking)
 
     async def follow(self, verdicts: AsyncIterator[Verdict]) -> AsyncIterator[ChoiceDelta]:
@@ -153,7 +159,10 @@ class GrowingAnswer:
         # The end-of-sequence token has no text; who continues a prompt is told what it is worth.
         has_end = verdict.is_finished and self._stream.is_hidden(verdict.token_ids[-1])
         shown = verdict.logprobs[:-1] if has_end and not self._is_continued else verdict.logprobs
-        shown = shown[self._stream.num_thinking - num_thinking :]
+        shown = self._held + shown
+        is_decided = not self._stream.num_undecided
+        self._held = () if is_decided else shown
+        shown = shown[self._stream.num_thinking - num_thinking :] if is_decided else ()
         logprobs = tuple(spell(self._text, each) for each in shown)
         return TextDelta(self.choice, text, logprobs, finish)
 

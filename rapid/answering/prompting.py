@@ -22,6 +22,7 @@ from rapid.answering.query import choose_query, join_earlier
 from rapid.answering.sections import drop_worst, join_passages
 from rapid.answering.turns import drop_turns
 from rapid.checkpoints.text import ChatText
+from rapid.checkpoints.thinking_marks import ThinkingMarks
 from rapid.documents import InlineDocuments
 from rapid.errors import (
     BadRequest,
@@ -454,7 +455,7 @@ class RequestPrompts:
         asked = append_question(found.messages)
         prompt_ids = await self._encode(self.drafter, thoughtless, asked)
         marks = self.drafter.thinking_marks
-        if marks is not None and self.drafter.find_thinking(prompt_ids):
+        if isinstance(marks, ThinkingMarks) and self.drafter.find_thinking(prompt_ids):
             prompt_ids += [marks.closing, *self.drafter.encode("\n\n")]
         return as_prompt(prompt_ids)
 

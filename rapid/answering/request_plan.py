@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from rapid.checkpoints.thinking_marks import ThinkingMarks
+from rapid.checkpoints.thinking_marks import SpokenMarks, ThinkingMarks
 from rapid.config import (
     PAPER,
     Mode,
@@ -175,12 +175,20 @@ def check_penalty(request: GenerateRequest) -> None:
         )
 
 
-def check_thinking(request: GenerateRequest, marks: ThinkingMarks | None) -> None:
-    """Refuse to have a model think, or bound it, that does not think apart.
+def check_thinking(request: GenerateRequest, marks: ThinkingMarks | SpokenMarks | None) -> None:
+    """Refuse to have a model think that does not think apart, or to bound what cannot be.
 
     Raises:
-        BadRequest: It has no marks of thinking.
+        BadRequest: It has no marks of thinking, or none that are tokens.
     """
+    asked = request.thinking
+    if isinstance(marks, SpokenMarks) and (asked.budget is not None or asked.share is not None):
+        raise BadRequest(
+            "This model's thinking ends with a text of several tokens, which it cannot be made to "
+            "say: turn thinking on or off, without a bound.",
+            "reasoning_effort" if asked.budget is None else "thinking_token_budget",
+            "unsupported",
+        )
     if request.thinking.is_asked and (marks is None or request.prompts):
         budget = request.thinking.budget
         raise BadRequest(
@@ -193,7 +201,7 @@ def check_thinking(request: GenerateRequest, marks: ThinkingMarks | None) -> Non
 
 def rule_thinking(
     asked: ThinkingRequest,
-    marks: ThinkingMarks | None,
+    marks: ThinkingMarks | SpokenMarks | None,
     max_tokens: int,
     *,
     is_open: bool | None,
@@ -208,7 +216,7 @@ def rule_thinking(
         is_open: Whether the prompt has opened it; None if none follows.
         has_grammar: Whether the answer behind it follows a grammar.
     """
-    if marks is None or is_open is None:
+    if not isinstance(marks, ThinkingMarks) or is_open is None:
         return None
     budget = asked.budget
     if asked.is_on is False:

@@ -11,7 +11,7 @@ from rapid.answering.request_plan import RequestPlan, check_thinking, rule_think
 from rapid.answering.services import Services
 from rapid.answering.session import DraftSource, Role, Session
 from rapid.calling.call_forms import compile_calls
-from rapid.calling.call_reader import CallReader
+from rapid.calling.tagged_reader import open_reader
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import pack_tokens
 from rapid.config import Mode
@@ -192,14 +192,13 @@ class Run:
             prompt_set=pack_tokens(prompt_ids) if plan.sampling.repetition_penalty != 1 else b"",
         )
         tools = request.tools
-        names = [each.name for each in tools.callable_ones] if tools else []
         self.answers = [
             GrowingAnswer(
                 choice,
                 text,
                 request.stop,
                 terms.max_tokens,
-                CallReader(text.call_form, names) if tools else None,
+                open_reader(text.call_form, tools.callable_ones) if tools else None,
                 # Stays the same where another orchestrator generates the answer again.
                 str(request.drawn_seed or request.call_id),
                 request.stop_token_ids,

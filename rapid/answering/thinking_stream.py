@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rapid.checkpoints.text import ChatText, TextStream
+from rapid.checkpoints.thinking_marks import ThinkingMarks
 
 
 class ThinkingStream:
@@ -32,9 +33,14 @@ class ThinkingStream:
         self._held, self._new, self._has_thought = "", "", False
 
     @property
+    def num_undecided(self) -> int:
+        """The number of the last ids taken that may be thinking or the answer."""
+        return 0
+
+    @property
     def num_tokens(self) -> int:
         """The number of ids taken, up to the one that completed a stop string."""
-        return self.num_thinking + self._answer.num_tokens
+        return self.num_thinking + self.num_undecided + self._answer.num_tokens
 
     @property
     def stopped(self) -> bool:
@@ -67,7 +73,7 @@ class ThinkingStream:
     def _take(self, token_id: int) -> bool:
         """Return whether a token is still before the answer, and take it if so."""
         marks = self._text.thinking_marks
-        assert marks is not None
+        assert isinstance(marks, ThinkingMarks)
         if self._is_thinking:
             self._is_thinking = token_id != marks.closing
             thoughts = self._thoughts

@@ -1,7 +1,7 @@
 """The forms in which models write calls, found by what their chat templates write.
 
-Sources: the chat templates of Qwen 2.5 and Hermes 2 Pro, of Llama 3.1, and of Mistral 7B v0.3 and
-Mistral Small 3.2.
+Sources: the chat templates of Qwen 2.5 and Hermes 2 Pro, of Llama 3.1, of Mistral 7B v0.3 and
+Mistral Small 3.2, of Qwen3-Coder, and of GLM 4.5 and 4.6.
 """
 
 from __future__ import annotations
@@ -13,6 +13,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from rapid.calling.tagged_arguments import (
+    ArgumentTags,
+    spell_text,
+    write_any_rules,
+    write_rules,
+)
 from rapid.constraints.structured_outputs import UnusableGrammar, check_grammar, close_objects
 from rapid.errors import BadRequest
 from rapid.messages import Tool, ToolCall, Tools
@@ -31,7 +37,7 @@ _NO_OBJECT = r'& ~/[ \n]*\{[ \n]*"name"(.|\n)*/'  # for a form whose calls begin
 class CallForm:
     """How a model writes its calls: ``opening first CALL (between CALL)* end``.
 
-    A call is ``head ARGUMENTS tail``, where the arguments are a JSON object.
+    A call is ``head ARGUMENTS tail``, where the arguments are a JSON object, or stand between tags.
 
     Attributes:
         opening: What begins calls behind any text; empty where an answer is a call or a text.
@@ -39,6 +45,7 @@ class CallForm:
         marks: The parts that may be special tokens, which are not shown otherwise.
         is_single: Whether an answer has one call at most.
         has_short_ids: Whether templates take ids of nine letters and digits only.
+        tags: Those around each argument; None where arguments are JSON.
     """
 
     opening: str
@@ -50,10 +57,15 @@ class CallForm:
     marks: tuple[str, ...] = ()
     is_single: bool = False
     has_short_ids: bool = False
+    tags: ArgumentTags | None = None
 
     def write(self, calls: Sequence[ToolCall]) -> str:
         """Return the text that makes some calls."""
-        written = (self.head % each.name + each.arguments + self.tail for each in calls)
+
+        def spell(arguments: str) -> str:
+            return arguments if self.tags is None else self.tags.write(arguments)
+
+        written = (self.head % each.name + spell(each.arguments) + self.tail for each in calls)
         return self.opening + self.first + self.between.join(written) + self.end
 
 
@@ -84,6 +96,24 @@ NEW_MISTRAL = CallForm(
     marks=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     has_short_ids=True,
 )
+QWEN_CODER = CallForm(
+    "<tool_call>",
+    "\n<function=%s>\n",
+    "</function>\n</tool_call>",
+    between="\n<tool_call>",
+    marks=("<tool_call>", "</tool_call>"),
+    tags=ArgumentTags("<parameter=%s>\n", "\n</parameter>\n"),
+)
+GLM = CallForm(
+    "<tool_call>",
+    "%s\n",
+    "</tool_call>",
+    between="\n<tool_call>",
+    marks=tuple(
+        f"<{end}{tag}>" for tag in ("tool_call", "arg_key", "arg_value") for end in ("", "/")
+    ),
+    tags=ArgumentTags("<arg_key>%s</arg_key>\n<arg_value>", "</arg_value>\n"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +135,12 @@ def find_form(template: str) -> CallForm | None:
         return None
     if MISTRAL.opening in template:
         return NEW_MISTRAL if "[ARGS]" in template else MISTRAL
+    # A tokenizer's `response_template`, which transformers reads answers by, is not asked: it does
+    # not say how a call is to be written, so that none could be made to follow its tool's schema.
+    if "<function=" in template and "<parameter=" in template and HERMES.opening in template:
+        return QWEN_CODER
+    if "<arg_key>" in template and "<arg_value>" in template and HERMES.opening in template:
+        return GLM
     if HERMES.opening in template:  # in which other models write no JSON, or other keys
         is_other = re.search("<function=|<arg_key>|<parameter=", template)
         return None if is_other or '"arguments"' not in template else HERMES
@@ -185,7 +221,7 @@ def _write_rules(
 ) -> str:
     special = dict(tokens.marks)
     opening, first, between, end = (
-        _spell(each, special) for each in (form.opening, form.first, form.between, form.end)
+        spell_text(each, special) for each in (form.opening, form.first, form.between, form.end)
     )
     more = f"({between} call)*" if tools.is_parallel and not form.is_single else ""
     calls = f"{first} call {more} {end}"
@@ -206,16 +242,21 @@ def _write_rules(
         rules = [f"start: TEXT {behind} | {before} lead {calls}"]
         rules += [f"lead[lazy]: TEXT {opening}"]
     rules.append(f"TEXT: {_ANY_TEXT}")
-    heads = [_spell(form.head % each.name, special) for each in tools.callable_ones]
-    tail = _spell(form.tail, special)
+    heads = [spell_text(form.head % each.name, special) for each in tools.callable_ones]
+    tail = spell_text(form.tail, special)
     if is_any:  # which has to be short
         rules.append(f"call: ({' | '.join(heads)}) arguments {tail}")
+        if form.tags is not None:
+            return "\n".join([*rules, *write_any_rules(form.tags, special)])
         rules.append(f"arguments: %json {json.dumps({'type': 'object', **_SPACED})}")
         return "\n".join(rules)
     rules.append(f"call: {' | '.join(f'call_{each}' for each in range(len(heads)))}")
     for index, (head, tool) in enumerate(zip(heads, tools.callable_ones, strict=True)):
         rules.append(f"call_{index}: {head} arguments_{index} {tail}")
-        rules.append(f"arguments_{index}: %json {json.dumps(read_schema(tool))}")
+        if form.tags is not None:
+            rules += write_rules(index, read_schema(tool), form.tags, special)
+        else:
+            rules.append(f"arguments_{index}: %json {json.dumps(read_schema(tool))}")
     return "\n".join(rules)
 
 
@@ -227,12 +268,3 @@ def _list_ranges(ids: Sequence[int]) -> str:
         else:
             ranges.append([each, each])
     return ",".join(f"{first}-{last}" for first, last in ranges)
-
-
-def _spell(text: str, special: Mapping[str, int]) -> str:
-    """Return a text in Lark's syntax, with special tokens by their ids."""
-    marks = "|".join(map(re.escape, special)) or "(?!)"
-    pieces = re.split(f"({marks})", text)
-    return " ".join(
-        f"<[{special[each]}]>" if each in special else json.dumps(each) for each in pieces if each
-    )

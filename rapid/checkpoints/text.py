@@ -23,7 +23,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from rapid.calling.call_forms import HERMES, CallTokens, find_form
 from rapid.calling.rendering import as_plain_chat, as_turns
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
-from rapid.checkpoints.thinking_marks import find_marks
+from rapid.checkpoints.thinking_marks import ThinkingMarks, find_marks
 from rapid.errors import BadRequest, ConfigurationError
 from rapid.messages import Message, Tool
 
@@ -225,6 +225,8 @@ class ChatText:
         """Return whether a prompt ends within thinking; None if none can follow it."""
         if (marks := self.thinking_marks) is None:
             return None
+        if not isinstance(marks, ThinkingMarks):  # which no prompt opens
+            return False
         for token_id in reversed(prompt_ids):
             if token_id in (marks.opening, marks.closing):
                 return True if token_id == marks.opening else None
@@ -260,6 +262,10 @@ class ChatText:
         return TextStream(
             self._pieces, hidden, tuple(stop), includes_stop=includes_stop, is_begun=is_continued
         )
+
+    def stream_whole(self) -> TextStream:
+        """Return a decoder that shows special tokens, too, but those that end an answer."""
+        return TextStream(self._pieces, self.eos_ids, ())
 
 
 _told_day: ContextVar[date | None] = ContextVar("told_day", default=None)

@@ -1,7 +1,7 @@
 """The marks between which models think before they answer, found by what their templates write.
 
 Sources: the chat templates of Qwen 3, QwQ and DeepSeek R1's distilled models (``<think>``), of
-Magistral (``[THINK]``) and of Seed-OSS (``<seed:think>``).
+Magistral (``[THINK]``), of Seed-OSS (``<seed:think>``), of Granite 3.2 and of gpt-oss.
 """
 
 from __future__ import annotations
@@ -24,17 +24,44 @@ class ThinkingMarks:
     closing: int
 
 
-def find_marks(template: str, added: Mapping[int, str]) -> ThinkingMarks | None:
+@dataclass(frozen=True, slots=True)
+class SpokenMarks:
+    """The texts, of several tokens each, that open and close an answer's thinking.
+
+    They can be read, and not made to come: who speaks them may spell them in many ways.
+
+    Attributes:
+        of_answers: Those with which an answer begins that was not thought about.
+    """
+
+    opening: str
+    closing: str
+    of_answers: tuple[str, ...] = ()
+
+
+GRANITE = SpokenMarks("Here is my thought process:", "Here is my response:")
+# The channels of gpt-oss; of the third one, in which it calls tools, nothing is known here.
+HARMONY = SpokenMarks(
+    "<|channel|>analysis<|message|>",
+    "<|end|><|start|>assistant<|channel|>final<|message|>",
+    ("<|channel|>final<|message|>",),
+)
+
+
+def find_marks(template: str, added: Mapping[int, str]) -> ThinkingMarks | SpokenMarks | None:
     """Return the marks of a chat template's models; None if they do not think apart.
 
     Args:
         template: The chat template.
-        added: Texts of the vocabulary's added tokens, by id; a mark has to be one of them, as only
-            then it is known where thinking ends, and can be made to.
+        added: Texts of the vocabulary's added tokens, by id; a mark that is one of them is taken
+            first, as only of such it is known where thinking ends, and it can be made to.
     """
     ids = {text: id_ for id_, text in added.items()}
     for opening, closing in _KNOWN:
         is_written = opening in template or closing in template
         if is_written and opening in ids and closing in ids:
             return ThinkingMarks(ids[opening], ids[closing])
-    return None
+    if GRANITE.opening in template and GRANITE.closing in template:
+        return GRANITE
+    is_harmony = HARMONY.opening in template and HARMONY.of_answers[0] in template
+    return HARMONY if is_harmony and "<|channel|>" in ids else None

@@ -16,6 +16,7 @@ from rapid.planning import packed_bits
 from rapid.planning.ring_sizes import tokens_in_rings
 
 if TYPE_CHECKING:
+    from rapid.planning.gpus import GPU
     from rapid.planning.shapes import ModelShape
 
 USABLE = 0.9  # share of a GPU's memory; the driver, allocator and other libraries hold the rest
@@ -27,27 +28,6 @@ PAGE_TOKENS = 16  # tokens of a page, which is what engines take by default
 FP8_BITS = 8  # of the weights that `quantization: fp8` makes
 NETWORK_BANDWIDTH = 50e9  # bytes per second between machines for each GPU (400 Gb/s); assumed
 ACTIVATION_BYTES = 2  # of a number in what is summed: bfloat16
-
-
-@dataclass(frozen=True, slots=True)
-class GPU:
-    """The limits of a GPU that bound a step."""
-
-    name: str
-    memory: float
-    bandwidth: float  # bytes per second
-    flops: float  # dense bfloat16 operations per second
-    source: str
-
-
-GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        GPU("a100-80gb", 80e9, 2.039e12, 312e12, "NVIDIA A100 80GB SXM datasheet"),
-        GPU("h100-sxm", 80e9, 3.35e12, 989e12, "NVIDIA H100 SXM datasheet"),
-        GPU("h200", 141e9, 4.8e12, 989e12, "NVIDIA H200 SXM datasheet"),
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)

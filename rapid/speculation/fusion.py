@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 
+from rapid.errors import BadRequest
 from rapid.speculation.sampling import probabilities
-
-if TYPE_CHECKING:
-    from rapid.config import Transfer
+from rapid.transfers import OWN_RULES, OwnRule
 
 TEMPER = 0.4
 MEMORY = 0.85
@@ -22,7 +20,7 @@ def fuse_probs(
     draft_probs: torch.Tensor,
     *,
     temperature: float,
-    transfer: Transfer,
+    transfer: str,
     eta: float,
     plausibility: float,
     log_odds: float = 0.0,
@@ -39,7 +37,8 @@ def fuse_probs(
     * max q]``, whose weight w is `weigh_retrieved` of the committed text.
 
     `mixture` is ``p_hat = (p + eta q) / (1 + eta)``, with q whole: the speculative ensemble (Fu et
-    al., arXiv 2502.01662). eta = 0 gives the target's own p, bit for bit.
+    al., arXiv 2502.01662). eta = 0 gives the target's own p, bit for bit. Other names are those of
+    `rapid.register_transfer`.
 
     Args:
         target_logits: z [k, vocab].
@@ -49,6 +48,9 @@ def fuse_probs(
         eta: Strength of the move; of `adaptive` it only sharpens, and keeps the best token.
         plausibility: a, the share of the best draft probability below which nothing is moved.
         log_odds: Result of `update_log_odds` for the tokens committed so far, for `adaptive`.
+
+    Raises:
+        BadRequest: A registered rule failed, or returned what are no weights.
     """
     target_probs = probabilities(target_logits, temperature)
     if eta == 0:
@@ -56,6 +58,8 @@ def fuse_probs(
     draft_probs = draft_probs.double()
     if transfer == "mixture":
         return (target_probs + eta * draft_probs) / (1 + eta)
+    if (rule := OWN_RULES.get(transfer)) is not None:
+        return _apply(rule, transfer, target_probs, draft_probs, eta)
     best = draft_probs.amax(dim=-1, keepdim=True)
     plausible = draft_probs >= plausibility * best
     if transfer == "adaptive":
@@ -68,6 +72,28 @@ def fuse_probs(
         move = move.clamp(min=0) * 2 * best / (best + certainty)
     shifted = target_logits.double() / temperature + eta * move * plausible
     return torch.softmax(shifted, dim=-1)
+
+
+def _apply(
+    rule: OwnRule, name: str, target_probs: torch.Tensor, draft_probs: torch.Tensor, eta: float
+) -> torch.Tensor:
+    """Return the distribution that a registered rule gives."""
+    try:
+        # Copies, as the rest of the judgement compares with the same p and q.
+        weights = torch.as_tensor(rule(target_probs.clone(), draft_probs.clone(), eta)).double()
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise BadRequest(f"the transfer rule {name!r} failed ({what})", "transfer") from error
+    possible = (target_probs > 0) | (draft_probs > 0)
+    if weights.shape != target_probs.shape:
+        what = f"the shape {list(weights.shape)} in place of {list(target_probs.shape)}"
+    elif not bool((weights.isfinite() & (weights >= 0)).all() and weights.any(dim=-1).all()):
+        what = "weights that are not finite, at least 0 and somewhere above it"
+    elif bool((weights[~possible] > 0).any()):
+        what = "weight for tokens that target and drafter rule out, as a grammar does"
+    else:
+        return weights / weights.sum(dim=-1, keepdim=True)
+    raise BadRequest(f"the transfer rule {name!r} returned {what}", "transfer")
 
 
 def weigh_retrieved(log_odds: float) -> float:

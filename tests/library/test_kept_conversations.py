@@ -24,6 +24,7 @@ def say(name: str, text: str = "Hi") -> dict[str, Any]:
 
 async def keep(kept: KeptResponses, name: str, before: str | None, text: str = "Hi") -> None:
     response: dict[str, Any] = {"id": name, "previous_response_id": before, "store": True}
+    response |= {"status": "completed"}
     response |= {"output": [say(f"{name}-out", text)], "conversation": None}
     await kept.keep("a", response, [say(f"{name}-in", text)], [[0, 2, 0]], {"file_ids": ["f"]})
 

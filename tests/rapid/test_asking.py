@@ -142,7 +142,11 @@ def test_a_setting_is_refused_as_over_http(settings: dict[str, Any], param: str)
         ([Message("system", "Hi")], (), "question has no message with role 'user'"),
         ("\ud800", (), "question has a lone surrogate"),
         ("Hi", "A text.", "documents is one text: put it into a list"),
-        ("Hi", b"A", "documents must be a list of texts or of rapid.Document(name, text); it is"),
+        (
+            "Hi",
+            b"A",
+            "documents must be a list of texts, paths or rapid.Document(name, text); it is",
+        ),
         ("Hi", [b"A"], "rapid.Document(name, text); it has an entry of type bytes"),
         ("Hi", Path("a"), "rapid.Document(name, text); it is of type PosixPath"),
         ("Hi", [Path("a")], "rapid.Document(name, text); it has an entry of type PosixPath"),

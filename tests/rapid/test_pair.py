@@ -25,6 +25,7 @@ from rapid.errors import (
     RapidError,
 )
 from rapid.messages import Document, Message
+from rapid.pair import _read_paths
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 FACTS = "The banner of Tezawe is sozo sema 40. The well of Ruki is dry. " * 3
@@ -349,3 +350,62 @@ def test_why_a_drafter_was_lost_is_in_the_log_under_the_requests_id(
             pair.answer(f"What is the gate of Ulen? {drafts}", **asked)
     (line,) = [each for each in caplog.messages if "no drafter" in each]
     assert re.match(rf"request local-\d+: {told}.*RuntimeError\('no memory'\)", line)
+
+
+def test_a_path_is_a_document_under_its_own_name(pair, tmp_path):
+    (tmp_path / "facts.html").write_text(f"<p>{FACTS}</p>")
+    question = "What is the banner of Tezawe?"
+    asked = {"mode": "fused", "max_tokens": 12}
+    answer = pair.answer(question, documents=[tmp_path / "facts.html"], **asked)
+    as_text = Document("facts.html", FACTS.strip())
+    assert answer.text == pair.answer(question, documents=[as_text], **asked).text
+    assert {each.document for each in answer.receipt.chunks} == {"facts.html"}
+    of_folder = pair.answer(question, documents=[tmp_path], **asked)
+    assert of_folder.text == answer.text
+
+
+def test_documents_of_all_kinds_stay_in_their_order(tmp_path):
+    (tmp_path / "more.txt").write_text("Wet.")
+    given = ["Green.", tmp_path / "more.txt", Document("b", "Dry.")]
+    assert _read_paths(given) == ["Green.", Document("more.txt", "Wet."), Document("b", "Dry.")]
+
+
+def test_a_path_that_cannot_be_read_is_one_sentence(pair, tmp_path):
+    (tmp_path / "a.png").write_bytes(bytes(range(256)))
+    with pytest.raises(BadRequest, match=r"a\.png: Files of this kind are not read") as refused:
+        pair.answer("Who?", documents=[tmp_path / "a.png"])
+    assert refused.value.param == "documents"
+    with pytest.raises(BadRequest, match="documents must be a list of texts, paths or"):
+        pair.answer("Who?", documents=tmp_path)
+
+
+def test_how_far_a_document_is_read_is_told_to_who_asks(pair, monkeypatch):
+    monkeypatch.setattr("rapid.answering.rounds._READING_S", 0.001)
+    told = []
+    asked = {"documents": ["The gate of Ulen is blue. " * 200], "mode": "plain", "max_tokens": 3}
+    answer = pair.answer("What is the gate of Ulen?", on_progress=told.append, **asked)
+    assert told
+    assert all(isinstance(each, rapid.Reading) for each in told)
+    assert {each.num_all for each in told} == {answer.receipt.prompt_tokens}
+    silent = pair.answer("What is the gate of Ulen?", **asked)
+    assert silent.text == answer.text
+
+
+def test_what_a_progress_callback_raises_ends_the_answer(pair, monkeypatch):
+    monkeypatch.setattr("rapid.answering.rounds._READING_S", 0.001)
+
+    def give_up(_: rapid.Reading) -> None:
+        raise KeyboardInterrupt
+
+    text = "The gate of Ulen is red. " * 200
+    with pytest.raises(KeyboardInterrupt):
+        pair.answer("Who?", documents=[text], mode="plain", on_progress=give_up)
+    assert pair._services.pools.target.engine.status().leases_open == 0
+
+
+def test_what_is_no_model_is_one_sentence(tmp_path):
+    with pytest.raises(ConfigurationError, match="it is of type NoneType"):
+        rapid.open(None)
+    with pytest.raises(ConfigurationError) as refused:
+        rapid.open(tmp_path / "missing")
+    assert str(tmp_path / "missing") in str(refused.value)

@@ -19,6 +19,7 @@ from rapid.embedded.example import Example
 from rapid.embedded.generator import generate_document
 from rapid.pair import Pair, Stream
 from rapid.replay import CannotReplay, Mismatch, ReplayModels, find_mismatch, read_receipt
+from rapid.transfers import OWN_RULES
 from tests.deployments.cli.command import rapid as command
 
 DOCUMENT = generate_document(7, 1500)
@@ -126,6 +127,17 @@ def test_every_choice_is_recomputed_with_its_own_noise(pair, models):
     found = replay(file, models)
     assert found is not None
     assert (found.choice, found.expected_id) == (1, second[found.position])
+
+
+def test_a_rule_that_a_program_registered_is_not_replayed(pair, models):
+    rapid.register_transfer("mine", lambda p, q, eta: p + q)
+    try:
+        file = ask(pair, mode="fused", seed=7, transfer="mine")
+        with pytest.raises(CannotReplay, match="'mine', a transfer rule that a program"):
+            replay(file, models)
+        assert replay(ask(pair, mode="plain", seed=7, transfer="mine"), models) is None
+    finally:
+        OWN_RULES.clear()
 
 
 def test_another_seed_does_not_explain_the_answer(pair, models):

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rapid.threads import Threads
+from rapid.threads import Threads, begin
 
 
 class Calls:
@@ -139,3 +139,12 @@ async def test_a_step_that_fails_frees_the_thread() -> None:
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             await threads.run_steps("a", lambda: bool(1 // 0))
+
+
+def test_a_call_that_has_begun_has_a_result_or_an_error():
+    def fail() -> None:
+        raise ValueError("no")
+
+    assert begin(threading.current_thread).result().daemon
+    with pytest.raises(ValueError, match="no"):
+        begin(fail).result()

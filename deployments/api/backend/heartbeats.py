@@ -128,6 +128,7 @@ def _ledger(engine: PoolProcess, status: EngineStatus | None) -> dict[str, Any]:
     return entry | {
         "status": "ok",
         "leases_open": status.leases_open,
+        "leases_waiting": status.leases_waiting,
         "max_leases": status.max_leases,
         "kv_pages_in_use": status.kv_pages_in_use,
         "kv_pages_total": status.kv_pages_total,

@@ -170,12 +170,16 @@ def pools_of(app: str) -> tuple[Pools, list[str]]:
         }
         for name, deployment in deployments.items()
     }
-    metrics = [
+    return pools, metrics_of_nodes()
+
+
+def metrics_of_nodes() -> list[str]:
+    """Return the metrics URL of every live node; the call blocks while it asks Ray."""
+    return [
         f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
         for node in ray.nodes()
         if node["Alive"]
     ]
-    return pools, metrics
 
 
 def _repeat(look: Callable[[], None], is_stopped: threading.Event) -> None:

@@ -5,9 +5,9 @@ afterwards. So a tenant has never more than its limit within any minute, however
 A window that slides is kept instead of a bucket that refills: a full bucket would let twice the
 limit through in its first minute.
 
-All replicas ask one board, which is an actor. Only requests of tenants with limits ask it, and one
-that is likely to be granted is begun meanwhile: the way to the board takes milliseconds. While it
-is away each replica goes by its own requests.
+All replicas ask one board, which is an actor. Only requests of tenants with limits ask it, several
+in one call, and one that is likely to be granted is begun meanwhile: a call takes milliseconds, and
+processor time of those who answer. While the board is away each replica goes by its own requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -31,9 +32,13 @@ _LONG_PROMPT = 131_072  # tokens at most, which are bytes: about 32,000 of Engli
 _FORGET_S = 600.0  # after which a reservation is settled as it is: its ingress may have died
 _SOONEST_S = 1.0  # the time to wait for a long prompt to be read, which is not known
 _PATIENCE_S = 2.0  # for the board to answer
+_GATHER_S = 0.02  # that calls wait for others, unless somebody waits for their answer
 
 Call = Callable[..., Awaitable[Any]]
 """Function that calls a method of the board, by its name and with these arguments."""
+
+BoardCall = tuple[str, tuple[Any, ...]]
+"""A method of the board by its name, and its arguments."""
 
 
 class Limits(NamedTuple):
@@ -191,6 +196,10 @@ class QuotaBoard:
         if reserved := self._open.get(name):
             reserved.is_long = False
 
+    def apply(self, calls: Sequence[BoardCall]) -> list[Any]:
+        """Call methods by their names, with these arguments; return their answers in order."""
+        return [getattr(self, method)(*arguments) for method, arguments in calls]
+
     def settle(self, name: str, tokens: int | None) -> None:
         """End a reservation with the tokens that were used; None takes all of it back."""
         if reserved := self._open.pop(name, None):
@@ -231,6 +240,56 @@ class QuotaBoard:
         return sum(each.is_long and each.tenant == tenant for each in self._open.values())
 
 
+class _Letters:
+    """Calls of a board, in their order, those of a moment together: one call costs as many do."""
+
+    def __init__(self, call: Call | None) -> None:
+        self._own = QuotaBoard()
+        self._call = call
+        self._is_away = False
+        self._waiting: list[tuple[BoardCall, asyncio.Future[Any]]] = []
+        self._sending: asyncio.Task[None] | None = None
+        self._urgent = asyncio.Event()
+
+    def send(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
+        """Have the board called soon; return what will be its answer."""
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting.append(((method, arguments), answer))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_all())
+        return answer
+
+    def hurry(self) -> None:
+        """Have what waits sent at once: somebody waits for its answer."""
+        self._urgent.set()
+
+    async def _send_all(self) -> None:
+        while self._waiting:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GATHER_S):
+                    await self._urgent.wait()
+            self._urgent.clear()
+            sent, self._waiting = self._waiting, []
+            found = await self._ask([call for call, _ in sent])
+            for (_, answer), each in zip(sent, found, strict=True):
+                if not answer.done():
+                    answer.set_result(each)
+
+    async def _ask(self, calls: list[BoardCall]) -> list[Any]:
+        if self._call is not None:
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    found: list[Any] = await self._call("apply", calls)
+            except Exception as error:  # its process died, with that of the replica that started it
+                if not self._is_away:
+                    _log.warning("quotas are counted here alone: %s", type(error).__name__)
+                self._is_away = True
+            else:
+                self._is_away = False
+                return found
+        return self._own.apply(calls)
+
+
 class Reservation:
     """The requests and tokens that one answer reserves of its tenant's limits, until it is settled.
 
@@ -240,22 +299,28 @@ class Reservation:
 
     def __init__(
         self,
-        asking: asyncio.Task[Grant],
-        tell: Callable[..., None],
+        letters: _Letters,
+        tenant: str,
         limits: Limits,
         tokens: int,
+        told: dict[str, Grant],
         *,
         is_likely: bool,
     ) -> None:
-        self._asking, self._tell = asking, tell
+        self._letters, self._name = letters, secrets.token_hex(8)
         self._limits, self._tokens = limits, tokens
         self._is_long = tokens >= _LONG_PROMPT
         self.is_likely = is_likely
         self._is_open = True
+        self._granted = self._tell("reserve", tenant, limits, tokens)
+        self._granted.add_done_callback(lambda granted: told.update({tenant: granted.result()}))
 
     async def grant(self) -> Grant:
         """Return what the board says; who is cancelled meanwhile may still settle."""
-        return await asyncio.shield(self._asking)
+        if not self._granted.done():
+            self._letters.hurry()
+        grant: Grant = await asyncio.shield(self._granted)
+        return grant
 
     def check(self, grant: Grant) -> None:
         """Refuse the request if there is no grant; errors are those of `check`."""
@@ -277,6 +342,9 @@ class Reservation:
             self._is_open = False
             self._tell("settle", tokens)
 
+    def _tell(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
+        return self._letters.send(method, self._name, *arguments)
+
 
 class Quotas:
     """The way of one ingress to the board of all."""
@@ -287,11 +355,8 @@ class Quotas:
         Args:
             call: Calls the board; None where there is but one ingress.
         """
-        self._own = QuotaBoard()
-        self._call = call
-        self._is_away = False
+        self._letters = _Letters(call)
         self._told: dict[str, Grant] = {}  # last, of each tenant
-        self._asking: set[asyncio.Task[Any]] = set()
 
     async def reserve(
         self, tenant: str, limits: Limits, tokens: int
@@ -304,24 +369,8 @@ class Quotas:
         """Begin to reserve what a request may use at most; see `reserve`."""
         if limits == Limits():
             return None
-        name = secrets.token_hex(8)
-
-        async def ask() -> Grant:
-            grant: Grant = await self._ask("reserve", name, tenant, limits, tokens)
-            self._told[tenant] = grant
-            return grant
-
-        async def follow(method: str, *arguments: Any) -> None:
-            await asyncio.wait({asking})
-            await self._ask(method, name, *arguments)
-
-        def tell(method: str, *arguments: Any) -> None:
-            self._keep(asyncio.create_task(follow(method, *arguments)))
-
         is_likely = tokens < _LONG_PROMPT and self._has_room(tenant, tokens)
-        asking = asyncio.create_task(ask())
-        self._keep(asking)
-        return Reservation(asking, tell, limits, tokens, is_likely=is_likely)
+        return Reservation(self._letters, tenant, limits, tokens, self._told, is_likely=is_likely)
 
     def _has_room(self, tenant: str, tokens: int) -> bool:
         told = self._told.get(tenant)
@@ -329,24 +378,6 @@ class Quotas:
             return False
         needs = ((told.requests, 2), (told.tokens, 2 * tokens))
         return all(level is None or level.remaining >= need for level, need in needs)
-
-    def _keep(self, task: asyncio.Task[Any]) -> None:
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
-
-    async def _ask(self, method: str, *arguments: Any) -> Any:
-        if self._call is not None:
-            try:
-                async with asyncio.timeout(_PATIENCE_S):
-                    found = await self._call(method, *arguments)
-            except Exception as error:  # its process died, with that of the replica that started it
-                if not self._is_away:
-                    _log.warning("quotas are counted here alone: %s", type(error).__name__)
-                self._is_away = True
-            else:
-                self._is_away = False
-                return found
-        return getattr(self._own, method)(*arguments)
 
 
 def check(grant: Grant, limits: Limits, tokens: int) -> None:

@@ -83,16 +83,18 @@ class Bodies:
         media_types: Sequence[str],
         record: RequestRecord,
         stack: AsyncExitStack,
-        read_priority: Callable[[bytes], Awaitable[int]],
+        read_priority: Callable[[bytes], Awaitable[tuple[int, bytes]]],
     ) -> bytes:
         """Return the body of a request that has a place, which is noted and held by `stack`.
 
-        `read_priority` returns its place among the tenant's own that wait, the smallest first.
+        `read_priority` returns its place among the tenant's own that wait, the smallest first, and
+        the body, which it may have parsed.
         Errors are those of `body` and of `Admission.place`.
         """
         async with self.body(request, record.tenant, media_types) as body:
             with record.admission():
-                place = self._admission.place(record.tenant, await read_priority(body))
+                priority, body = await read_priority(body)
+                place = self._admission.place(record.tenant, priority)
                 record.ticket = await stack.enter_async_context(place)
             return body
 

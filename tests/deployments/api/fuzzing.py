@@ -109,7 +109,7 @@ USUAL: dict[str, tuple[dict[str, list[Any]], set[str] | None]] = {
     ),
     "/v1/responses": (
         {"model": ["m"], "input": ["Which?"]},
-        {"model", "input", "previous_response_id", "stream", "metadata", "tools"},
+        {"model", "input", "previous_response_id", "stream", "background", "metadata", "tools"},
     ),
     "/v1/responses/compact": (
         {"model": ["m"], "input": ["Which?"]},
@@ -228,7 +228,7 @@ class Fuzzed:
         store = await self.library.stores.create(tenant, mark, {mark: mark}, file_ids=ids[:1])
         batch = await self.library.stores.put_batch(tenant, store.id, ids[1:], {"mark": mark})
         named = {"type": "message", "role": "user", "id": f"msg_{self.chance.random()}"}
-        items = [named | {"content": [{"type": "input_text", "text": mark}]}]
+        items = [named | {"status": "completed", "content": [{"type": "input_text", "text": mark}]}]
         row = await self.library.conversations.create(tenant, {mark: mark}, items)
         self.known.setdefault(tenant, []).append(
             {"conversation_id": row.id, "item_id": named["id"]}
@@ -261,6 +261,7 @@ class Fuzzed:
                 await self.work()
             if len(self.findings) > 20:
                 break
+        await self.app._background.finish()
         await self.work()
 
     def _build(self, case: Any) -> tuple[Sender, str, httpx.Request]:

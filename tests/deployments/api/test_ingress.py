@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -254,7 +255,7 @@ class TestStream:
         assert [("rapid" in chunk) for chunk in ends] == [False, True]
 
     async def test_silence_is_filled(self):
-        script = (STARTED, 0.1, TextDelta(0, "a", (), "length"), Finished(receipt()))
+        script = (STARTED, 1.0, TextDelta(0, "a", (), "length"), Finished(receipt()))
         app = ingress(ScriptedOrchestrator(*script), heartbeat_s=0.02)
         response = await post(app, ASK | {"stream": True})
         assert response.text.count("\n\n\n\n") >= 1
@@ -269,6 +270,25 @@ class TestStream:
         response = await post(app, ASK | {"stream": True, "rapid": {"progress": True}})
         assert "\n\n: reading 512 of 4000 tokens\n\n" in response.text
         assert (await post(app)).json()["choices"][0]["message"]["content"] == "a"
+
+    async def test_how_much_of_the_prompt_is_read_is_a_chunk_of_llama_cpp(self):
+        started = replace(STARTED, prompt_tokens=4000)
+        text = TextDelta(0, "a", (), "length")
+        app = ingress(ScriptedOrchestrator(started, Reading(512, 4000), text, Finished(receipt())))
+        asked = events(await post(app, ASK | {"stream": True, "return_progress": True}))
+        told = [each for each in asked[:-1] if "prompt_progress" in each]
+        counts = [(each["prompt_progress"]["processed"], each["choices"]) for each in told]
+        delta = {"role": "assistant", "content": None}
+        choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]
+        assert counts == [(0, choices), (512, choices), (4000, choices)]
+        for each in told:
+            assert each["prompt_progress"].keys() == {"total", "cache", "processed", "time_ms"}
+            assert each["prompt_progress"]["total"] == 4000
+            assert each["rapid_event_id"] == asked[0]["rapid_event_id"]
+        silent = events(await post(app, ASK | {"stream": True, "return_progress": False}))
+        assert all("prompt_progress" not in each for each in silent)
+        whole = await post(app, ASK | {"return_progress": True})
+        assert (whole.status_code, whole.json()["error"]["param"]) == (400, "return_progress")
 
     async def test_a_stream_begins_while_documents_are_embedded(self):
         go_on = asyncio.Event()
@@ -598,7 +618,8 @@ class TestRoutes:
             (card,) = (await http.get("/v1/models")).json()["data"]
             assert (await http.get(f"/v1/models/{MODEL}")).json() == card
             assert (card["id"], card["object"]) == (MODEL, "model")
-            assert card["rapid"] == {"embedded": False}
+            limits = {"max_body_bytes": 16 * 2**20, "max_documents": 1024}
+            assert card["rapid"] == {"embedded": False} | limits
             assert "max_model_len" not in card
             missing = await http.get("/v1/models/org/other")
         assert missing.status_code == 404
@@ -624,9 +645,11 @@ class TestRoutes:
         assert never.given_up.is_set()
 
     async def test_the_card_tells_the_context_that_is_configured(self):
-        async with client(ingress(ScriptedOrchestrator(), max_model_len=4096)) as http:
+        limits = {"max_model_len": 4096, "max_characters": 9000}
+        async with client(ingress(ScriptedOrchestrator(), **limits)) as http:
             (card,) = (await http.get("/v1/models")).json()["data"]
         assert card["max_model_len"] == 4096
+        assert card["rapid"]["max_characters"] == 9000
 
     async def test_chats_take_a_limited_number_of_slots_and_leave_the_rest_to_others(self):
         """A stream keeps its slot to its end, and a refusal takes none."""

@@ -78,6 +78,7 @@ class Told:
     usage: Json | None = None
     receipt: Json = field(default_factory=dict)
     thoughts: str = ""
+    progress: list[Json] = field(default_factory=list)
     calls: set[int] = field(default_factory=set)  # of the first choice, by their indices
 
     @property
@@ -141,6 +142,7 @@ def read(response: httpx.Response) -> Told:
         bodies, part = [response.json()], "message"
     told = Told(200, model=bodies[0]["model"])
     for body in bodies:
+        told.progress += [body["prompt_progress"]] if "prompt_progress" in body else []
         told.usage, told.receipt = body.get("usage") or told.usage, body.get("rapid", told.receipt)
         for choice in body["choices"]:
             index = choice["index"]
@@ -262,6 +264,13 @@ async def _has_no_usage(ask: Asking) -> bool:
     return told.usage is None and (await ask()).usage is not None
 
 
+async def _tells_how_much_is_read(ask: Asking) -> bool:
+    told, base = await ask(return_progress=True), await ask()
+    first, last = told.progress[0], told.progress[-1]
+    is_whole = first["processed"] == 0 < first["total"] == last["processed"] == last["total"]
+    return is_whole and not base.progress and told.text == base.text
+
+
 def is_json(told: Told) -> bool:
     return told.text.startswith("{")
 
@@ -326,6 +335,7 @@ CASES: dict[str, Case] = {
     "repetition_penalty": odds(repetition_penalty=3, rapid={"penalize_documents": True}),
     "response_format": told_by(is_json, response_format={"type": "json_object"}),
     "seed": Case(_keeps_seed),
+    "return_progress": Case(_tells_how_much_is_read, is_of_streams=True),
     "stop": Case(_stops),
     "stop_token_ids": told_by(lambda told: (told.ids, told.text) == ([WORD], ""), **STOPS),
     "stream_options": Case(_has_no_usage, is_of_streams=True),

@@ -15,11 +15,13 @@ from tests.evaluation.tiny_task import SETTINGS
 STAND_IN = """\
 #!{python}
 import http.server, os, signal, subprocess, sys, threading, yaml
-print("stand-in says: hello", flush=True)
+print("stand-in says: hello", *sys.argv[2:], flush=True)
 config = yaml.safe_load(open(sys.argv[1]))
 if len(open(".run/serve.log").read().splitlines()) < 2 * config.get("late", 0):
     print("Ray did not start: The current node timed out during startup.", flush=True)
     sys.exit(os.EX_TEMPFAIL)
+if "state" in config:
+    open(".run/serve.json", "w").write(config["state"])
 if "raylet" in config:  # it has a worker, which lives on
     open(".run/serve.json", "w").write('{{"dashboard": "", "pools": {{}}}}')
     worker = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"

@@ -12,6 +12,13 @@ from deployments.cli import app
 from tests.deployments.cli.command import rapid
 
 ROOT = Path(__file__).parents[3]
+COMMANDS = [[str(each.name)] for each in app.registered_commands]
+for group in app.registered_groups:
+    assert group.typer_instance is not None
+    COMMANDS += [
+        [str(group.name), each.name or getattr(each.callback, "__name__", "")]
+        for each in group.typer_instance.registered_commands
+    ]
 
 
 class TestHelp:
@@ -24,11 +31,25 @@ class TestHelp:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
         assert (done.returncode, done.stderr) == (0, b"")
 
-    @pytest.mark.parametrize("command", [[], *([each.name] for each in app.registered_commands)])
-    def test_every_command_explains_itself(self, command):
-        result = rapid(*command, "--help")
-        assert result.exit_code == 0
-        assert "Usage" in result.output
+    @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+    def test_every_command_explains_itself_with_an_example(self, command):
+        shown = [rapid(*command, each) for each in ("-h", "--help")]
+        assert [each.exit_code for each in shown] == [0, 0]
+        assert "Usage" in shown[0].output == shown[1].output
+        assert f"Example: rapid {' '.join(command)}" in " ".join(shown[0].output.split())
+
+    def test_paragraphs_flow_whatever_the_lines_of_their_docstrings(self):
+        shown = rapid("ask", "-h", env={"COLUMNS": "300"}).output
+        assert "from, or that nothing in them is about the question. With --json" in shown
+
+    def test_the_program_tells_its_exit_statuses_and_completes_itself(self):
+        shown = " ".join(rapid("-h").output.split())
+        assert "Exit status: 0 done; 1" in shown
+        assert "130 interrupted" in shown
+        assert "--install-completion" in shown
+
+    def test_what_is_typed_wrong_has_its_own_status(self):
+        assert rapid("ask").exit_code == rapid("no-such-command").exit_code == 2
 
     def test_it_says_what_the_embedded_models_understand(self):
         for command in ([], ["ask"], ["sample-document"]):

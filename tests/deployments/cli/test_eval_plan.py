@@ -10,8 +10,11 @@ from deployments.cli.eval_options import EvalOptions
 from deployments.cli.eval_plan import plans
 from evaluation.recipes import load_recipe
 from rapid.config import EngineConfig
+from rapid.transfers import OWN_RULES
 from tests.deployments.cli.eval_command import rapid_eval, words
 from tests.evaluation.benchmark_files import BENCHMARKS
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def test_a_mode_is_a_system_of_its_own(task):
@@ -76,6 +79,19 @@ def test_a_named_target_replaces_the_recipes_and_a_drafter_that_is_not_needed_is
     ((plan, _),) = plans(EvalOptions(recipe=recipe.name, system=["plain"]))
     assert plan.models is not None
     assert (plan.models.target, plan.models.drafter) == (recipe.target, None)
+
+
+def test_a_file_registers_the_rule_that_a_mode_names(task):
+    mine = EXAMPLES / "own_transfer.py"
+    asked = ("--task", task, "--dry-run", "--mode", "fused", "--transfer", "geometric")
+    try:
+        told = words(rapid_eval(*asked))
+        assert "--transfer: must be 'distill', 'boost', 'adaptive' or 'mixture', or a name" in told
+        assert "fused-transfer-geometric: fused" in words(rapid_eval(*asked, "--rules", str(mine)))
+        told = words(rapid_eval(*asked, "--rules", str(mine), "--url", "http://127.0.0.1:9"))
+        assert "--rules and --url do not go together" in told
+    finally:
+        OWN_RULES.clear()
 
 
 def test_a_dtype_is_that_of_both_models_wherever_they_were_named():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,8 @@ class TestKeys:
         listed = keys("list").stdout
         assert all(each in listed for each in (key_id, "acme", "laptop", "ask", "expires 20"))
         assert key not in listed
+        (as_json,) = json.loads(keys("list", "--json").stdout)
+        assert (as_json["id"], as_json["scopes"]) == (key_id, ["ask"])
         rotated = keys("rotate", key_id)
         new_id = rotated.stderr.split()[0]
         assert rotated.stdout.strip() != key
@@ -70,7 +73,7 @@ class TestKeys:
     )
     def test_what_is_wrong_is_named(self, config: Path, arguments: tuple[str, ...], said: str):
         result = rapid("keys", *arguments, "--config", str(config), env={"COLUMNS": "200"})
-        assert result.exit_code == 1
+        assert result.exit_code == (2 if arguments[0] == "create" else 1)
         assert said in " ".join(result.stderr.split())
 
     def test_a_configuration_without_a_library_keeps_no_keys(self, config: Path):

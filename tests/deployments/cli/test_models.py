@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,14 @@ def test_a_plan_for_a_short_name_wants_its_file() -> None:
     entry.path.parent.mkdir(parents=True)
     tiny_gguf.write(entry.path)
     assert CliRunner().invoke(app, command).exit_code == 0
+
+
+def test_the_list_is_json_for_programs() -> None:
+    listed = json.loads(CliRunner().invoke(app, ["models", "list", "--json"]).stdout)
+    entry = find("smollm2-135m")
+    (own,) = [each for each in listed if each["name"] == entry.name]
+    assert (own["context_tokens"], own["bytes"]) == (entry.context_tokens, entry.num_bytes)
+    assert own["is_here"] is False
 
 
 @pytest.mark.parametrize("command", [[], ["list"], ["get"], ["path"]])

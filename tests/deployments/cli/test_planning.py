@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer
-from rapid.planning.shapes import KNOWN_SHAPES, KNOWN_VOCABULARIES
+from rapid.planning.known_models import KNOWN_SHAPES, KNOWN_VOCABULARIES
 from tests.deployments.cli.command import rapid
 from tests.rapid.tiny_stored import publish
 
@@ -61,6 +62,19 @@ class TestPlan:
         assert columns(shown, "draft ahead: speedup") == [["2.93", "at", "8"], ["2.57", "at", "7"]]
         told = "At batch 6 this drafter likely makes decoding 2.57 times as fast as plain."
         assert shown.splitlines()[-1] == told
+
+    def test_programs_get_the_same_numbers_as_json(self):
+        options = (*self.EIGHT, "--drafter", "llama-3.2-1b", "--batch", "6", "--json")
+        told = json.loads(rapid("plan", *options).stdout)
+        assert round(1e3 * told["limit"]["plain_step_s"], 1) == 24.9
+        assert round(told["likely"]["plain_tokens_per_s"]) == 167
+        target = told["memory_bytes"]["target"]
+        assert (round(target["needed"] / 2**30, 1), target["fits"]) == (114.1, True)
+        assert {"sequential", "draft_ahead"} <= told["likely"].keys()
+        itself = (*self.EIGHT, "--drafter", "llama-3.1-8b", "--drafter-gpus", "0", "--json")
+        shared = json.loads(rapid("plan", *itself).stdout)
+        assert shared["memory_bytes"].keys() == {"both"}
+        assert "draft_ahead" not in shared["likely"]
 
     def test_a_drafter_gets_the_fewest_gpus_that_hold_it_and_is_faster_on_more(self):
         options = ("plan", *self.EIGHT, "--drafter", "llama-3.1-70b")
@@ -279,6 +293,13 @@ class TestPlan:
         shown = rapid("plan", *self.EIGHT, *options).stdout
         assert sentence in shown.splitlines()[-1]
 
+    def test_a_gpu_without_its_variant_is_the_usual_one(self):
+        options = ("--target", "qwen3-8b", "--drafter", "qwen3-32b", "--context", "40960")
+        result = rapid("plan", *options, "--gpu", "H100")
+        assert result.exit_code == 0
+        assert "H100 is taken as h100-sxm" in result.stderr
+        assert "NVIDIA H100 SXM datasheet" in result.stdout
+
     def test_a_checkpoint_directory_is_read(self):
         from rapid.embedded import DRAFTER
 
@@ -288,7 +309,9 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("option", "value", "sentence"),
         [
-            ("--gpu", "tpu", "take one of a100-80gb, h100-sxm, h200"),
+            ("--gpu", "tpu", "take one of a100-40gb, a100-80gb, h100-sxm"),
+            ("--gpu", "h20", "did you mean h200"),
+            ("--drafter", "qwen3-7b", "did you mean qwen3-1.7b"),
             ("--drafter", "gpt-5", "take one of llama-3.2-1b, llama-3.1-8b"),
             ("--drafter", str(ROOT / "docs"), "holds no config.json"),
         ],

@@ -67,18 +67,28 @@ def test_a_file_is_served_until_the_process_is_told_to_stop(
     monkeypatch.setattr(run_serve, "_EVERY_S", 0.0)
     client, started = Client(number), {}
     monkeypatch.setenv("RAY_ADDRESS", address)
-    found = SimpleNamespace(dashboard_url="127.0.0.1:8267")
-    monkeypatch.setattr(run_serve.ray, "init", lambda namespace: found)
+    session = {"session_dir": "/tmp/ray/session_1"}
+    found = SimpleNamespace(dashboard_url="127.0.0.1:8267", address_info=session)
+    asked: dict[str, object] = {}
+    monkeypatch.setattr(run_serve.ray, "init", lambda **options: asked.update(options) or found)
+    monkeypatch.setattr(run_serve, "metrics_of_nodes", lambda: ["http://127.0.0.1:9100/metrics"])
     monkeypatch.setattr(run_serve.serve, "status", client.status)
     monkeypatch.setattr(run_serve.serve, "start", lambda **options: started.update(options))
     monkeypatch.setattr(run_serve, "serve_client", lambda: client)
-    run_serve.run(ROOT / "serve_config.yaml")
+    run_serve.run(ROOT / "serve_config.yaml", 9100)
+    assert asked == {"namespace": "serve", "_metrics_export_port": 9100}
     assert client.names == ["rapid"]
     assert client.timeout_s == timeout_s
     assert started["http_options"]["host"] == "127.0.0.1"
     logs = started["logging_config"]
     assert (logs.encoding, logs.log_level) == ("JSON", "WARNING")
-    assert read_state() == ServerState(dashboard, {"target": "ready", "drafter": "starting"})
+    assert read_state() == ServerState(
+        dashboard,
+        {"target": "ready", "drafter": "starting"},
+        metrics=["http://127.0.0.1:9100/metrics"],
+        session="/tmp/ray/session_1",
+        url="http://127.0.0.1:8000",
+    )
 
 
 def test_a_ray_that_does_not_start_is_one_sentence_and_a_status_of_its_own(monkeypatch, capsys):

@@ -70,6 +70,13 @@ class TestServerProcess:
         ):
             ServerProcess.start(config)
 
+    def test_so_is_that_of_the_metrics(self, config):
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            pytest.raises(CannotStart, match="end it, or set --metrics-port"),
+        ):
+            ServerProcess.start(config, listener.getsockname()[1])
+
     @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
     def test_an_address_that_this_machine_lacks_is_said_at_once(self, config, host, monkeypatch):
         config.write_text(f"http_options: {{host: {host}, port: 8000}}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import signal
 import subprocess
@@ -94,7 +95,7 @@ class TestCheckConfig:
         assert "needs a Ray of as many nodes" in result("serve", 2).stderr.replace("\n", " ")
 
 
-def serving(config: Path) -> subprocess.Popen[str]:
+def serving(config: Path, *options: str) -> subprocess.Popen[str]:
     """`rapid serve` in a process of its own, whose shell has it ignore Ctrl-C."""
     code = (
         "import sys; from pathlib import Path; from types import SimpleNamespace as N;"
@@ -103,8 +104,8 @@ def serving(config: Path) -> subprocess.Popen[str]:
         "server_process._REST_TIMEOUT_S = 0.1;"
         "model = N(name='m', config=N(is_embedded=False));"
         "found = N(served=[model], parts={}, api=N(console=True));"
-        "serving._check = lambda path: found;"
-        "app = typer.Typer(); app.command()(serving.serve); app(['config.yaml'])"
+        "serving._examine = lambda path: found;"
+        f"app = typer.Typer(); app.command()(serving.serve); app({['config.yaml', *options]!r})"
     )
     return subprocess.Popen(
         [sys.executable, "-c", code],
@@ -163,6 +164,25 @@ class TestServe:
         assert [line.split()[-1] for line in tries] == ["2", "3"]
         assert any(f"error: {late_line} (3 tries; see" in line for line in told) == bool(status)
         served.stderr.close()
+
+    def test_the_port_of_the_metrics_is_told_to_ray_and_ray_s_address_to_the_user(self, config):
+        metrics = "http://127.0.0.1:9100/metrics"
+        state = {"dashboard": "", "pools": {}, "metrics": [metrics]}
+        config.write_text(config.read_text() + f"state: '{json.dumps(state)}'\n")
+        served = serving(config, "--metrics-port", "9100")
+        assert served.stderr is not None
+        for line in iter(served.stderr.readline, ""):
+            if line.strip() == f"Metrics: {metrics}":
+                served.terminate()
+        assert served.wait(20) == 0
+        assert "--metrics-port 9100" in (config.parent / ".run" / "serve.log").read_text()
+        served.stderr.close()
+
+    def test_a_ray_that_is_there_has_a_port_of_its_own(self, config, monkeypatch):
+        monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+        result = rapid("serve", str(ROOT / "serve_config.yaml"), "--metrics-port", "9100")
+        assert result.exit_code == 1
+        assert "ray start --metrics-export-port" in result.stderr
 
     def test_nothing_to_stop(self, config):
         assert rapid("stop").exit_code == 0

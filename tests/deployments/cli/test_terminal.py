@@ -47,3 +47,13 @@ def test_the_command_is_what_can_be_typed_here(
     assert rapid_command() == "bin/rapid"
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert rapid_command() == str(tmp_path / "home" / "bin" / "rapid")
+
+
+def test_a_log_gets_a_line_about_a_wait_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    waiting = Waiting("thinking", lambda: now[0])
+    for seconds, message in ((1.0, "a"), (2.0, "b"), (17.0, "c"), (18.0, "d")):
+        now[0] = seconds
+        waiting.say(message)
+    waiting.stop()
+    assert capsys.readouterr().err.splitlines() == ["a", "c"]

@@ -152,7 +152,7 @@ def test_the_limits_are_those_of_all_targets_together() -> None:
         ),
         (
             lambda args: args["models"]["small"].update(speculation={"transfer": "adaptiv"}),
-            "models.small.speculation.transfer: Input should be",
+            "models.small.speculation.transfer: must be 'distill', 'boost'",
         ),
         (
             lambda args: args["models"]["small"].update(drafters="quick"),

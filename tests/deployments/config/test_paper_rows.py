@@ -14,8 +14,9 @@ import yaml
 from deployments.config.serve_config import EnginePoolConfig, ServeConfig
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.memory import memory_needs, plan_pages
-from rapid.planning.plan import GPUS, USABLE
-from rapid.planning.shapes import KNOWN_SHAPES
+from rapid.planning.gpus import GPUS
+from rapid.planning.known_models import KNOWN_SHAPES
+from rapid.planning.plan import USABLE
 from tests.deployments.cli.command import rapid
 
 CONFIGS = Path(__file__).parents[3] / "cluster" / "configs"

@@ -128,7 +128,8 @@ def another(value: Any, annotation: Any) -> Any:
 
 def restarted(old: ServeConfig, new: ServeConfig) -> set[str]:
     """The deployments of both whose replicas Serve would replace."""
-    before, after = serves_versions(old), serves_versions(new)
+    before = versions_of_config() if old is CONFIG else serves_versions(old)
+    after = serves_versions(new)
     return {
         name for name in before.keys() & after if before[name].requires_actor_restart(after[name])
     }
@@ -156,6 +157,11 @@ def serves_versions(config: ServeConfig) -> dict[str, DeploymentVersion]:
 @functools.cache
 def plans_of_config() -> Any:
     return deployment_plans(CONFIG)
+
+
+@functools.cache
+def versions_of_config() -> dict[str, DeploymentVersion]:
+    return serves_versions(CONFIG)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

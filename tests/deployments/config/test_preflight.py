@@ -213,3 +213,22 @@ def test_a_gpu_may_be_on_another_machine(tmp_path: Path) -> None:
     path = tmp_path / "elsewhere.yaml"
     path.write_text(yaml.safe_dump(file))
     assert check(path).target.engine.device == "cuda"
+
+
+def test_a_model_that_the_hub_refuses_is_said_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def refuse(url: str, **_: object) -> None:
+        asked.append(url)
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", refuse)
+    file = yaml.safe_load(CONFIG.read_text())
+    file["applications"][0]["args"]["target"]["engine"]["model"] = "acme/not-cached"
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(file))
+    with pytest.raises(ConfigurationError, match=r"the hub cannot be reached \(no route to host"):
+        check(path)
+    assert len(asked) == 1

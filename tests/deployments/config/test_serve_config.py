@@ -40,7 +40,7 @@ def test_every_configuration_of_the_repository_is_valid(path: Path) -> None:
 
 def test_the_configurations_are_what_they_say() -> None:
     configs = {path.stem: ServeConfig.model_validate(args_of(path)) for path in FILES}
-    assert len(configs) == 12
+    assert len(configs) == 13
     upward = configs["llama-3.1-8b-with-70b-drafter"]
     assert upward.target.pool.num_gpus == 1
     assert upward.drafter_pool.pool.num_gpus == 4

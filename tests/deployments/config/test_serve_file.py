@@ -12,6 +12,7 @@ import yaml
 
 from deployments.config.serve_file import check
 from rapid.errors import ConfigurationError
+from rapid.transfers import OWN_RULES
 
 CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
 
@@ -70,6 +71,10 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
         (
             lambda _, args: args.update(speculation={"rule": "paper"}),
             "speculation.rule is not for servers: requests ask for rapid.mode 'paper'",
+        ),
+        (
+            lambda _, args: args.update(speculation={"transfer": "mine"}),
+            "speculation.transfer: 'mine' is a rule of this process alone",
         ),
         (
             lambda _, args: args["retriever"]["pool"].update(max_replicas=2),
@@ -194,8 +199,9 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
     ],
 )
 def test_a_mistake_is_refused_with_one_readable_message(
-    tmp_path: Path, change: Change, message: str
+    tmp_path: Path, change: Change, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(OWN_RULES, "mine", lambda p, q, eta: p)
     file = copy.deepcopy(yaml.safe_load(CONFIG.read_text()))
     change(file, file["applications"][0]["args"])
     path = tmp_path / "mistaken.yaml"

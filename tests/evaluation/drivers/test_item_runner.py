@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
+
+from rich.console import Console
 
 from evaluation.drivers import item_runner
 from evaluation.drivers.item_runner import Plan
 from evaluation.loaders import load_items
-from evaluation.results import RESULTS, differences
+from evaluation.results import RESULTS, differences, read
+from evaluation.systems import System
 from rapid.config import EngineConfig
+from rapid.transfers import OWN_RULES, run_rules
 from tests.evaluation.embedded_run import MODELS, answered
 from tests.evaluation.tiny_task import tiny_task
 from tests.rapid import tiny_gguf
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def test_a_run_that_is_finished_is_not_run_again(tmp_path):
@@ -29,6 +36,22 @@ def test_workers_answer_what_one_process_answers(tmp_path):
     assert {key: each.prediction for key, each in shared.items()} == {
         key: each.prediction for key, each in alone.items()
     }
+
+
+def test_every_process_of_a_run_runs_the_file_of_rules(tmp_path):
+    rules = EXAMPLES / "own_transfer.py"
+    run_rules(rules)
+    try:
+        system = System(name="mine", method="fused", transfer="geometric", eta=1)
+        task = tiny_task(systems=["plain"]).model_copy(update={"systems": (system,)})
+        plan = Plan(task, load_items(task), MODELS, workers=2, rules=rules)
+        item_runner.run(plan, tmp_path, Console(file=io.StringIO()))
+        known, results = read(tmp_path / RESULTS)
+        assert all(each.accepted for each in results)
+        assert len(known["rules"]) == 16
+        assert "rules" not in replace(plan, rules=None).configuration()
+    finally:
+        OWN_RULES.clear()
 
 
 def test_the_configuration_tells_runs_of_other_items_models_and_settings_apart():

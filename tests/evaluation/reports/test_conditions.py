@@ -9,7 +9,7 @@ def test_conditions_stand_with_acceptance_and_speed(tmp_path):
     """The grid of context and retrieval lengths: three conditions, no eta."""
     conditions = [Condition(name=f"context {n}", context_tokens=n) for n in (16, 32, 64)]
     lines = []
-    for number in range(6):
+    for number in range(10):
         for rank, each in enumerate(conditions):
             drafted = {"drafted": 10, "accepted": 2 * rank, "ms": {"decode": 100.0 / (rank + 1)}}
             lines.append(result(number, "plain", 0.0, each.name))

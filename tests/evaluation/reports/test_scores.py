@@ -52,7 +52,7 @@ def test_what_neither_part_got_right_is_counted_against_the_systems_own_rag(tmp_
             "rapid-self-boost": ["1 of 4", "1 of 4"],
             "rag-both": ["0 of 4", "2 of 4"],
         }
-        assert cells["rapid-boost"][1].startswith("2 of 4: 0.500 (0.")
+        assert cells["rapid-boost"][1].startswith("2 of 4: 0.500")
 
 
 def test_without_plain_or_rag_no_part_is_compared(tmp_path):
@@ -63,8 +63,8 @@ def test_without_plain_or_rag_no_part_is_compared(tmp_path):
 
 def test_lossless_systems_that_say_what_plain_says_share_its_row(tmp_path):
     names = ("plain", "sd", "magicdec", "naive-sd")
-    lines = [result(n, name, 1.0, prediction="yes") for n in range(3) for name in names[:3]]
-    lines += [result(n, "naive-sd", 1.0, prediction="no" if n else "yes") for n in range(3)]
+    lines = [result(n, name, 1.0, prediction="yes") for n in range(10) for name in names[:3]]
+    lines += [result(n, "naive-sd", 1.0, prediction="no" if n else "yes") for n in range(10)]
     page = write(run_dir(tmp_path, task(*names), lines)).read_text()
     shared = "plain (and 2 lossless systems, same answers)"
     for title in ("exact by length", "exact by other groups"):
@@ -75,7 +75,7 @@ def test_lossless_systems_that_say_what_plain_says_share_its_row(tmp_path):
     for title in ("Against plain and against the best RAG", "Items won and lost"):
         assert row(section(page, title), "naive-sd")
         assert "| sd |" not in section(page, title)
-    assert "letter for letter: sd 0 of 3, magicdec 0 of 3, naive-sd 2 of 3." in page
+    assert "letter for letter: sd 0 of 10, magicdec 0 of 10, naive-sd 9 of 10." in page
     assert row(section(page, "Drafts accepted").split("By position")[0], "sd")
 
 
@@ -135,21 +135,21 @@ def test_published_numbers_stand_beside_ours_of_the_same_items(tmp_path):
     assert "Theirs: recipe `llama-3.1-8b`, not measured here." in text
     assert row(text, "column") == ["column", "n", "theirs", "plain exact"]
     assert row(text, "overall")[:3] == ["overall", "4", "28%"]
-    assert row(text, "overall")[3].startswith("25.0% (")
-    assert row(text, "easy") == ["easy", "1", "29.2%", "100.0% (100.0%-100.0%)"]
-    assert row(text, "hard") == ["hard", "3", "27.3%", "0.0% (0.0%-0.0%)"]
+    assert row(text, "overall")[3] == "25.0%"
+    assert row(text, "easy") == ["easy", "1", "29.2%", "100.0%"]
+    assert row(text, "hard") == ["hard", "3", "27.3%", "0.0%"]
     assert row(text, "short")[3] == row(text, "overall")[3]
     assert row(text, "long") == ["long", "-", "25%", "-"]  # the run has no such items
 
 
 def test_of_several_published_tasks_the_runs_own_is_compared(tmp_path):
     of = task("plain").model_copy(update={"name": "infinitebench-mc"})
-    lines = [result(n, "plain", 1.0) for n in range(2)]
+    lines = [result(n, "plain", 1.0) for n in range(10)]
     out = run_dir(tmp_path, of, lines, recipe="infinitebench-llama-3.1-8b")
     text = section(write(out).read_text(), "Published")
     assert row(text, "infinitebench-mc") == [
         "infinitebench-mc",
-        "2",
+        "10",
         "53.28%",
         "100.0% (100.0%-100.0%)",
     ]

@@ -12,11 +12,12 @@ import rapid
 from deployments.api.http.error_responses import http_error
 from deployments.pools.engine_actor import load_engine
 from rapid.checkpoints.text import ChatText
-from rapid.config import EngineConfig, Mode, SamplingConfig, SpeculationConfig, Transfer
+from rapid.config import EngineConfig, Mode, SamplingConfig, SpeculationConfig
 from rapid.errors import DrafterUnavailable, EngineFailed, OutOfStep, Overloaded
 from rapid.events import GenerationEvent, Reading, Started, TextDelta
 from rapid.messages import PrefillReceipt
 from rapid.speculation.pace.controller import Controller
+from rapid.transfers import Transfer
 from tests.answered import ATLAS, receipt, script, text, tokens
 from tests.fakes import FakeEngine
 from tests.local_pools import FOUND, LocalApplication

@@ -10,7 +10,8 @@ import pytest
 
 from rapid.answering.answers import GrowingAnswer, join_neighbours
 from rapid.answering.request_plan import check_thinking, rule_thinking
-from rapid.checkpoints.thinking_marks import ThinkingMarks, find_marks
+from rapid.checkpoints.text import ChatText
+from rapid.checkpoints.thinking_marks import GRANITE, HARMONY, ThinkingMarks, find_marks
 from rapid.config import ThinkingRule
 from rapid.errors import BadRequest
 from rapid.events import TextDelta, ThinkingDelta
@@ -22,8 +23,8 @@ DAY = date(2026, 1, 31)
 THOUGHT = "<think>\nA stop. Is it é?\n\n Yes.\n</think>\n\nIt is é. stop here"
 
 
-async def rounds(said: str, size: int) -> AsyncIterator[Verdict]:
-    ids = [*TEXT.encode(said), *TEXT.eos_ids]
+async def rounds(said: str, size: int, text: ChatText = TEXT) -> AsyncIterator[Verdict]:
+    ids = [*text.encode(said), *text.eos_ids]
     for start in range(0, len(ids), size):
         tokens = tuple(ids[start : start + size])
         logprobs = tuple(TokenLogprobs(each, -0.5) for each in tokens)
@@ -34,8 +35,9 @@ async def rounds(said: str, size: int) -> AsyncIterator[Verdict]:
 async def tell(said: str, size: int = 1, **settings: Any) -> tuple[str, str, GrowingAnswer, Any]:
     """The thinking, the answer, and how it grew."""
     settings = {"is_thinking": False, "max_tokens": 1000} | settings
-    answer = GrowingAnswer(0, TEXT, settings.pop("stop", ()), **settings)
-    deltas = [each async for each in answer.follow(rounds(said, size))]
+    text = settings.pop("text", TEXT)
+    answer = GrowingAnswer(0, text, settings.pop("stop", ()), **settings)
+    deltas = [each async for each in answer.follow(rounds(said, size, text))]
     assert sum(each.num_tokens for each in deltas) == len(answer.statistics.token_ids)
     first_text = next(n for n, each in enumerate(deltas) if isinstance(each, TextDelta))
     assert not any(isinstance(each, ThinkingDelta) for each in deltas[first_text:])
@@ -76,6 +78,66 @@ async def test_what_is_no_thinking_is_text(said: str) -> None:
         assert (await tell(said))[:2] == ("", said)
 
 
+FINAL = "<|channel|>final<|message|>"
+SPOKEN = {
+    "granite": ("Here is my thought process:", "Here is my response:"),
+    "harmony": (HARMONY.opening, HARMONY.closing),
+}
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.parametrize("family", SPOKEN)
+async def test_thinking_may_stand_between_texts(family: str, size: int) -> None:
+    text, (opening, closing) = text_of(family), SPOKEN[family]
+    said = f"{opening}\n\nHere is é. Hm.\n{closing}\n\nIt is é. stop here"
+    thoughts, told, answer, texts = await tell(said, size, text=text, stop=[" stop"])
+    assert (thoughts, told) == ("Here is é. Hm.", "It is é.")
+    assert texts[-1].finish_reason == "stop"
+    spelled = "".join(each.text for part in texts for each in part.logprobs)
+    assert spelled.encode("utf-8", "surrogateescape").decode() == "It is é. stop"
+    counted = answer.statistics.of_choice()
+    num_answer = len(text.encode("It is é. stop"))
+    assert counted.thinking_tokens == counted.completion_tokens - num_answer
+    thoughts, told, answer, texts = await tell(f"{opening} So", size, text=text)
+    assert (thoughts, told, texts[-1].logprobs) == ("So", "", ())
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.parametrize(
+    ("family", "said", "told"),
+    [
+        ("granite", "Here is my thoughtful answer.", None),
+        ("granite", " Here is my", None),
+        ("granite", "Yes. Here is my thought process: none", None),
+        ("granite", "", None),
+        ("harmony", "Yes", None),
+        ("harmony", f"{FINAL}Yes", "Yes"),
+    ],
+)
+async def test_what_only_begins_like_thinking_is_the_answer(
+    family: str, size: int, said: str, told: str | None
+) -> None:
+    text = text_of(family)
+    thoughts, told_here, answer, texts = await tell(said, size, text=text)
+    wanted = said if told is None else told
+    assert (thoughts, told_here) == ("", wanted)
+    assert "".join(each.text for part in texts for each in part.logprobs) == wanted
+    assert (answer.statistics.thinking_tokens == 0) == (told is None)
+
+
+def test_thinking_that_ends_with_a_text_has_no_bound() -> None:
+    def ask(**thinking: Any) -> GenerateRequest:
+        asked = ThinkingRequest(**thinking)
+        return GenerateRequest("r", "t", (Message("user", "Hi"),), thinking=asked)
+
+    check_thinking(ask(is_on=True), GRANITE)
+    for bound in ({"budget": 5}, {"share": 0.5}):
+        with pytest.raises(BadRequest, match="turn thinking on or off, without a bound"):
+            check_thinking(ask(**bound), GRANITE)
+    asked = ThinkingRequest(is_on=True)
+    assert rule_thinking(asked, GRANITE, 100, is_open=False, has_grammar=True) is None
+
+
 async def test_neighbours_are_joined_by_their_kind() -> None:
     answer = GrowingAnswer(0, TEXT, (), 1000, is_thinking=False)
     deltas = [each async for each in answer.follow(rounds("<think>ab</think>cd", 1))]
@@ -97,6 +159,8 @@ class TestPrompts:
             ("deepseek", None, True),
             ("deepseek", False, True),  # its template does not ask
             ("hermes", None, None),
+            ("granite", None, False),
+            ("harmony", True, False),
         ],
     )
     def test_how_a_prompt_ends(
@@ -120,6 +184,8 @@ class TestPrompts:
         assert find_marks("... '</think>' ...", tokens) == ThinkingMarks(7, 8)
         assert find_marks("[THINK]", tokens) == ThinkingMarks(9, 10)
         assert find_marks("<think>", {7: "<think>"}) is None
+        assert text_of("granite").thinking_marks == GRANITE
+        assert text_of("harmony").thinking_marks == HARMONY
         assert find_marks("{{ messages }}", tokens) is None
 
 

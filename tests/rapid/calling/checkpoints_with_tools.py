@@ -36,6 +36,25 @@ call.function | tojson }}{% if call.id | length != 9 %}{{ raise_exception("nine!
 endfor %}]</s>{% elif m.role == "tool" %}[TOOL_RESULTS]{{ m.tool_call_id }}: {{ m.content
 }}{% else %}[INST]{{ m.content }}{% endif %}{% endfor %}"""
 NEW_MISTRAL = MISTRAL.replace("[TOOL_CALLS] [", "[TOOL_CALLS]f[ARGS]").replace("]</s>", "</s>")
+QWEN_CODER = HERMES.replace(
+    """{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>""",
+    """<function={{ call.function.name }}>
+{% for name, value in call.function.arguments | items %}<parameter={{ name }}>
+{{ value if value is string else value | tojson }}
+</parameter>
+{% endfor %}</function>
+</tool_call>""",
+)
+GLM = HERMES.replace(
+    """<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>""",
+    """<tool_call>{{ call.function.name }}
+{% for name, value in call.function.arguments.items() %}<arg_key>{{ name }}</arg_key>
+<arg_value>{{ value if value is string else value | tojson(ensure_ascii=False) }}</arg_value>
+{% endfor %}</tool_call>""",
+)
 # What thinking adds to the first: Qwen's, whose models open it, and DeepSeek's, whose prompts do.
 QWEN = (
     HERMES.replace(
@@ -47,6 +66,16 @@ QWEN = (
     + "<think>\n\n</think>\n\n{% endif %}"
 )
 DEEPSEEK = HERMES + "{% if add_generation_prompt %}<think>\n{% endif %}"
+# What is spoken in several tokens: Granite's in words, gpt-oss's by its channels.
+GRANITE = (
+    HERMES + "{# Here is my thought process: #}{% if thinking %}"
+    "Write 'Here is my thought process:' and 'Here is my response:'.{% endif %}"
+)
+HARMONY = HERMES.replace(
+    "{{ m.content }}{% for call",
+    "{% if m.reasoning_content %}<|channel|>analysis<|message|>{{ m.reasoning_content }}<|end|>"
+    "<|start|>assistant{% endif %}<|channel|>final<|message|>{{ m.content }}{% for call",
+)
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 TEMPLATES = {
@@ -54,9 +83,11 @@ TEMPLATES = {
     "llama": LLAMA,
     "mistral": MISTRAL,
     "new_mistral": NEW_MISTRAL,
+    "qwen_coder": QWEN_CODER,
+    "glm": GLM,
     "plain": PLAIN,
 }
-THINKING = {"qwen": QWEN, "deepseek": DEEPSEEK}
+THINKING = {"qwen": QWEN, "deepseek": DEEPSEEK, "granite": GRANITE, "harmony": HARMONY}
 _SPECIAL = ["<|im_start|>", "<|im_end|>", "</s>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"]
 
 
@@ -69,6 +100,12 @@ def text_of(family: str) -> ChatText:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(each, special=True) for each in _SPECIAL])
     backend.add_tokens([AddedToken(f"<{end}tool_call>", normalized=False) for end in ("", "/")])
+    if family == "glm":
+        tags = [f"<{end}{tag}>" for tag in ("arg_key", "arg_value") for end in ("", "/")]
+        backend.add_tokens([AddedToken(each, normalized=False) for each in tags])
+    if family == "harmony":
+        names = [f"<|{each}|>" for each in ("start", "channel", "message", "end")]
+        backend.add_special_tokens([AddedToken(each, special=True) for each in names])
     if family in THINKING:
         backend.add_tokens([AddedToken(f"<{end}think>", normalized=False) for end in ("", "/")])
     tokenizer = PreTrainedTokenizerFast(

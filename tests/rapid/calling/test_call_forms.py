@@ -9,7 +9,16 @@ from functools import cache
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from rapid.calling.call_forms import HERMES, LLAMA, MISTRAL, NEW_MISTRAL, compile_calls, find_form
+from rapid.calling.call_forms import (
+    GLM,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    NEW_MISTRAL,
+    QWEN_CODER,
+    compile_calls,
+    find_form,
+)
 from rapid.constraints.structured_outputs import compile_choices, compile_schema
 from rapid.errors import BadRequest
 from rapid.messages import Tool, ToolCall, Tools
@@ -27,7 +36,7 @@ WEATHER = ToolCall("", "get_weather", '{"city": "Paris"}')
 NOW = ToolCall("", "now", "{}")
 WRONG = ToolCall("", "get_weather", '{"town": "Paris"}')
 UNKNOWN = ToolCall("", "get_time", "{}")
-FAMILIES = ["hermes", "llama", "mistral", "new_mistral", "plain"]
+FAMILIES = ["hermes", "llama", "mistral", "new_mistral", "plain", "qwen_coder", "glm"]
 
 
 @cache
@@ -55,6 +64,8 @@ def test_forms_are_found_by_their_templates():
         "llama": LLAMA,
         "mistral": MISTRAL,
         "new_mistral": NEW_MISTRAL,
+        "qwen_coder": QWEN_CODER,
+        "glm": GLM,
         "plain": None,
     }
     assert find_form(TEMPLATES["hermes"] + "<function=") is None  # another language in the mark
@@ -130,3 +141,58 @@ def test_arguments_that_cannot_be_enforced_are_any_object_or_refused():
         grammar_of("hermes", Tools((long,))),
         form.write([ToolCall("", "long", "{}")]),
     )
+
+
+TYPED = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "string"},
+        "lines": {"type": "integer"},
+        "mode": {"enum": ["fast", "slow"]},
+        "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}},
+    },
+    "required": ["code", "lines"],
+    "$defs": {"tag": {"type": "string"}},
+}
+
+
+@pytest.mark.parametrize("family", ["qwen_coder", "glm"])
+def test_arguments_between_tags_follow_the_schema(family: str):
+    form, run = text_of(family).call_form, Tool("run", json.dumps(TYPED))
+    grammar = grammar_of(family, Tools((run,), must_call=True))
+
+    def allows(**arguments: object) -> bool:
+        return is_allowed(family, grammar, form.write([ToolCall("", "run", json.dumps(arguments))]))
+
+    code = 'print("<b>\n")\n\n'
+    assert allows(code=code, lines=3)
+    assert allows(code="", lines=3, mode="slow", tags=["a", "b"])
+    for wrong in (
+        {"code": code},
+        {"code": code, "lines": "three"},
+        {"code": code, "lines": 3, "mode": "other"},
+        {"code": code, "lines": 3, "tags": [1]},
+        {"code": code, "lines": 3, "more": 1},
+    ):
+        assert not allows(**wrong)
+
+
+@pytest.mark.parametrize("family", ["qwen_coder", "glm"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "string", "maxLength": 3}}},
+        {"properties": {"a": {"type": "string"}}, "additionalProperties": True},
+        {"properties": {"a>": {"type": "string"}}},
+        {"anyOf": [{"properties": {}}]},
+        {"properties": {"a": {"not": {}}}},
+        {"properties": {"a": {"type": ["string", "integer"], "minimum": 3}}},
+        {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    ],
+)
+def test_what_cannot_be_enforced_between_tags_is_any_or_refused(family: str, schema: object):
+    form, tool = text_of(family).call_form, Tool("f", json.dumps(schema))
+    told = form.write([ToolCall("", "f", '{"a": "long text", "b": [1]}')])
+    assert is_allowed(family, grammar_of(family, Tools((tool,))), told)
+    with pytest.raises(BadRequest, match="tools has a "):
+        grammar_of(family, Tools((tool,), must_call=True))

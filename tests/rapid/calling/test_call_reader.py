@@ -9,12 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rapid.calling.call_forms import HERMES, LLAMA, MISTRAL, NEW_MISTRAL, CallForm
-from rapid.calling.call_reader import CallReader
-from rapid.messages import ToolCall
+from rapid.calling.call_forms import (
+    GLM,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    NEW_MISTRAL,
+    QWEN_CODER,
+    CallForm,
+)
+from rapid.calling.tagged_reader import open_reader
+from rapid.messages import Tool, ToolCall
 
-FORMS = [HERMES, LLAMA, MISTRAL, NEW_MISTRAL]
+FORMS = [HERMES, LLAMA, MISTRAL, NEW_MISTRAL, QWEN_CODER, GLM]
 NAMES = ["look_up", "f"]
+TEXTS = {"text": {"type": "string"}, "note": {"anyOf": [{"type": "string"}, {"type": "null"}]}}
+TYPED = {"n": {"type": "integer"}, "x": {"type": "number"}, "yes": {"type": "boolean"}}
+TYPED |= {"list": {"type": "array"}, "kind": {"enum": ["1", 1]}, "deep": {"$ref": "#/$defs/deep"}}
+SCHEMA = {"properties": TEXTS | TYPED, "$defs": {"deep": {"type": "object"}}}
+TOOLS = [Tool("look_up", "{}"), Tool("f", json.dumps(SCHEMA))]
 ARGUMENTS = ['{"a": "x}\\"]</tool_call>"}', "{}", '{"b": [{"c": 1}], "d": "é\\\\"}']
 CALLS = [ToolCall("", name, each) for name, each in zip([*NAMES, "f"], ARGUMENTS, strict=True)]
 
@@ -23,7 +36,7 @@ Told = tuple[str, list[tuple[str, str]]]
 
 def read(form: CallForm, text: str, cuts: list[int] | None = None) -> Told:
     """Return the text and the calls, from pushes that begin at `cuts`."""
-    reader = CallReader(form, NAMES)
+    reader = open_reader(form, TOOLS)
     places = [0, *sorted(cuts or range(len(text))), len(text)]
     pieces = [piece for start, stop in pairwise(places) for piece in reader.push(text[start:stop])]
     said, calls = "", list[tuple[str, str]]()
@@ -108,3 +121,84 @@ def test_text_behind_calls_and_calls_that_are_cut():
         [("look_up", ARGUMENTS[0])],
     )
     assert all(isinstance(json.loads(each), dict) for each in ARGUMENTS)
+
+
+WRITTEN = {
+    "qwen": (
+        QWEN_CODER,
+        "<tool_call>\n<function=f>\n%s</function>\n</tool_call>",
+        "<parameter=%s>\n%s\n</parameter>\n",
+    ),
+    "qwen, tight": (
+        QWEN_CODER,
+        "<tool_call><function=f>%s</function></tool_call>",
+        "<parameter=%s>%s</parameter>",
+    ),
+    "qwen, open": (
+        QWEN_CODER,
+        "<tool_call><function=f>%s</tool_call>",
+        "<parameter=%s>%s</parameter>",
+    ),
+    "glm": (
+        GLM,
+        "<tool_call>f\n%s</tool_call>",
+        "<arg_key>%s</arg_key>\n<arg_value>%s</arg_value>\n",
+    ),
+    "glm, tight": (
+        GLM,
+        "<tool_call>f%s</tool_call>",
+        "<arg_key>%s</arg_key><arg_value>%s</arg_value>",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WRITTEN)
+@given(cuts=st.lists(st.integers(0, 900), max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_values_between_tags_are_of_the_types_of_the_schema(way: str, cuts: list[int]):
+    form, call, argument = WRITTEN[way]
+    values = [
+        ("text", 'a "b"\n  </param\\> 1', 'a "b"\n  </param\\> 1'),
+        ("text2", "true", True),
+        ("note", "null", None),
+        ("n", "7", 7),
+        ("x", "7", 7),
+        ("yes", "True", True),
+        ("list", '[1, "a"]', [1, "a"]),
+        ("kind", "1", 1),
+        ("deep", '{"a": {"b": null}}', {"a": {"b": None}}),
+        ("other", "[1", "[1"),
+        ("other2", '{"a": 1}', {"a": 1}),
+    ]
+    text = "Well.\n" + call % "".join(argument % (name, said) for name, said, _ in values)
+    said, calls = read(form, text, [cut % len(text) for cut in cuts])
+    assert said == "Well."
+    ((name, arguments),) = calls
+    assert name == "f"
+    assert json.loads(arguments) == {name: value for name, _, value in values}
+    text = call % (argument % ("text", "7")) + "\n" + call % (argument % ("n", "seven"))
+    assert read(form, text)[1] == [("f", '{"text": "7"}'), ("f", '{"n": "seven"}')]
+    assert read(form, call % "") == ("", [("f", "{}")])
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (QWEN_CODER, "<tool_call>\n<function=g>\n</function>\n</tool_call>"),
+        (QWEN_CODER, "<tool_call>\n<function"),
+        (QWEN_CODER, "<tool_call>\n<fun></tool_call>"),
+        (GLM, "<tool_call>g\n</tool_call>"),
+        (GLM, "<tool_call>no such, no</tool_call>"),
+        (GLM, "a <tool_call>f"),
+    ],
+)
+def test_what_only_looks_like_a_tagged_call_is_text(form: CallForm, text: str):
+    assert read(form, text) == (text, [])
+
+
+def test_of_a_tagged_call_that_is_cut_what_was_said_stays():
+    text = "<tool_call>\n<function=f>\n<parameter=text>\nHello\n</par"
+    assert read(QWEN_CODER, text) == ("", [("f", '{"text": "Hello\\n</par')])
+    assert read(QWEN_CODER, text[:30]) == ("", [("f", "")])
+    text = "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>12"
+    assert read(GLM, text) == ("", [("f", '{"n": ')])

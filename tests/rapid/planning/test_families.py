@@ -9,8 +9,10 @@ import pytest
 from transformers import AutoConfig
 
 from rapid.planning.families import FAMILIES, expert_layers, refusal, sliding_layers, window_of
-from rapid.planning.plan import GPUS, Replica, group_sizes
-from rapid.planning.shapes import KNOWN_SHAPES, ModelShape
+from rapid.planning.gpus import GPUS
+from rapid.planning.known_models import KNOWN_SHAPES
+from rapid.planning.plan import Replica, group_sizes
+from rapid.planning.shapes import ModelShape
 from tests.rapid.tiny_families import EXPERTS, MORE_FAMILIES, SWITCHED_ON
 
 MIXTURE = KNOWN_SHAPES["qwen3-30b-a3b"][1]

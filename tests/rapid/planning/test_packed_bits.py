@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rapid.planning.known_models import KNOWN_SHAPES
 from rapid.planning.packed_bits import (
     CONVERTED,
     StoredBits,
@@ -17,7 +18,6 @@ from rapid.planning.packed_bits import (
     unpackable,
     unpacking_bytes,
 )
-from rapid.planning.shapes import KNOWN_SHAPES
 
 SHAPES = {name: shape for name, (_, shape) in KNOWN_SHAPES.items()}
 DENSE = [name for name, shape in SHAPES.items() if not shape.experts]

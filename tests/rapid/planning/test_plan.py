@@ -10,7 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from rapid.planning.plan import GPUS, IDEAL, LIKELY, LIMIT, Replica, group_sizes
+from rapid.planning.gpus import GPUS
+from rapid.planning.known_models import KNOWN_SHAPES
+from rapid.planning.plan import IDEAL, LIKELY, LIMIT, Replica, group_sizes
 from rapid.planning.schedules import (
     Operation,
     Speculating,
@@ -18,7 +20,6 @@ from rapid.planning.schedules import (
     fastest,
     plain_gpu_seconds,
 )
-from rapid.planning.shapes import KNOWN_SHAPES
 from rapid.planning.speedups import draft_ahead_speedup, tokens_per_round
 
 H200 = GPUS["h200"]

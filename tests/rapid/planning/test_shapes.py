@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rapid.engines.attention.ragged import MAX_SCORES
-from rapid.planning.shapes import GPU_SCORES, KNOWN_SHAPES, ModelShape
+from rapid.planning.known_models import KNOWN_SHAPES
+from rapid.planning.shapes import GPU_SCORES, ModelShape
 from tests.rapid.tiny_models import FAMILIES
 
 SHAPES = {name: shape for name, (_, shape) in KNOWN_SHAPES.items()}
@@ -26,6 +27,12 @@ class TestShapes:
             ("qwen2.5-72b", 72_706_203_648),
             ("mistral-7b", 7_248_023_552),
             ("phi-4", 14_659_507_200),
+            ("qwen3-0.6b", 596_049_920),
+            ("qwen3-1.7b", 1_720_574_976),
+            ("qwen3-4b", 4_022_468_096),
+            ("qwen3-8b", 8_190_735_360),
+            ("qwen3-14b", 14_768_307_200),
+            ("qwen3-32b", 32_762_123_264),
             ("qwen3-30b-a3b", 30_532_122_624),
             ("gemma-3-1b", 999_885_952),
             ("gpt-oss-20b", 20_914_757_184),

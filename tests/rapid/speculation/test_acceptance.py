@@ -9,11 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rapid.config import SamplingConfig, SpeculationConfig, Transfer
+from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.speculation.acceptance import acceptance_probability, residual
 from rapid.speculation.draw import Draw
 from rapid.speculation.fusion import fuse_probs
 from rapid.speculation.sampling import filter_probs, probabilities, proposal
+from rapid.transfers import Transfer
 
 
 def test_a_residual_without_mass_is_the_fused_distribution():

@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 import torch
 
-from rapid.config import Transfer
 from rapid.speculation.fusion import fuse_probs, update_log_odds, weigh_retrieved
 from rapid.speculation.sampling import probabilities
+from rapid.transfers import Transfer
 
 
 def case(seed: int, vocab: int):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rapid.config import SamplingConfig, SpeculationConfig, Transfer
+from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import DrafterUnavailable
 from rapid.speculation.acceptance import propose
 from rapid.speculation.draw import Draw
@@ -21,6 +21,7 @@ from rapid.speculation.loop import speculate
 from rapid.speculation.noise import Purpose, race, uniforms
 from rapid.speculation.sampling import filter_probs, probabilities, proposal
 from rapid.speculation.statistics import RoundStatistics
+from rapid.transfers import Transfer
 from tests.toy import ToyDrafter, ToyModel, ToyVerifier
 
 TARGET, DRAFTER = ToyModel("target"), ToyModel("drafter")

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from rapid.config import Rule, SamplingConfig, SpeculationConfig, Transfer
+from rapid.config import Rule, SamplingConfig, SpeculationConfig
 from rapid.reference import Settings, keep, softmax
 from rapid.speculation import draw
 from rapid.speculation.fusion import fuse_probs
 from rapid.speculation.loop import speculate
 from rapid.speculation.noise import Purpose, uniforms
 from rapid.speculation.sampling import filter_probs, proposal
+from rapid.transfers import Transfer
 from tests.branches import Branches, assert_same, branches
 from tests.toy import ToyDrafter, ToyModel, ToyVerifier
 

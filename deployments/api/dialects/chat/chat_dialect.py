@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
 from deployments.api.backend.continuing import Cursor
@@ -67,6 +67,8 @@ class AskedForm(Protocol):
     @property
     def says_progress(self) -> bool: ...
     @property
+    def return_progress(self) -> bool | None: ...
+    @property
     def shows_thinking(self) -> bool: ...
 
 
@@ -81,6 +83,7 @@ class ChatReply:
         self.id = f"chatcmpl-{cursor.unique.hex()}"
         self._asked, self._cursor = asked, cursor
         self._timing, self._clock = timing, clock
+        self._reads_since, self._num_prompt = timing.began, 0
         self._frame = ReplyFrame(
             id=self.id,
             created=cursor.created,
@@ -127,7 +130,16 @@ class ChatReply:
                 yield self._comment("ping")
             elif isinstance(event, Reading):
                 yield self._comment(_progress(event))
+                if event.unit == "tokens":
+                    for chunk in self._tell_prompt(event.num_read, event.num_all):
+                        yield _chunk(chunk, cursor)
+            elif isinstance(event, Started):
+                self._reads_since = self._clock()
+                for chunk in self._tell_prompt(0, event.prompt_tokens):
+                    yield _chunk(chunk, cursor)
             elif isinstance(event, ChoiceDelta):
+                for chunk in self._tell_prompt(self._num_prompt, self._num_prompt):
+                    yield _chunk(chunk, cursor)
                 self._observe()
                 if isinstance(event, TextDelta):
                     num_growing -= event.finish_reason is not None
@@ -153,6 +165,13 @@ class ChatReply:
     def render_error(self, body: Json) -> bytes:
         """Return the event that ends a stream with an error."""
         return _event(body)
+
+    def _tell_prompt(self, num_read: int, num_all: int) -> Iterator[Json]:
+        """Yield how much of the prompt is read, for who asked so, until the answer begins."""
+        self._num_prompt = num_all
+        if self._asked.return_progress and num_all and self._timing.first_token is None:
+            time_s = self._clock() - self._reads_since
+            yield self._frame.progress_chunk(num_read, num_all, time_s)
 
     def _is_shown(self, delta: ChoiceDelta) -> bool:
         return self._asked.shows_thinking or not isinstance(delta, ThinkingDelta)

@@ -43,6 +43,7 @@ from rapid.requests import (
     refuse,
     someone_asks,
 )
+from rapid.transfers import Transfer
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _MOST_NAMED = 1024  # files or vector stores of one request: as many as documents
@@ -143,6 +144,7 @@ def _as_day(day: object) -> object:
 class RapidOptions(MethodFields):
     """The ``rapid`` object of a request."""
 
+    transfer: Transfer | None = None  # a program's own rule is known in its process alone
     documents: Documents | None = None
     file_ids: Annotated[list[Text], Field(max_length=_MOST_NAMED)] | None = None
     vector_store_ids: Annotated[list[Text], Field(max_length=_MOST_NAMED)] | None = None
@@ -164,6 +166,7 @@ class StreamedFields(SamplingFields):
     top_k: Annotated[int | None, BeforeValidator(_without_vllms_all)] = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = None  # llama.cpp's
     cache_salt: Text | None = Field(None, min_length=1, max_length=MAX_NAME)
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)  # vLLM's
 
@@ -171,6 +174,13 @@ class StreamedFields(SamplingFields):
     @classmethod
     def _is_streamed(cls, given: StreamOptions | None, info: ValidationInfo) -> object:
         if given is not None and not info.data.get("stream"):
+            refuse("switch", "needs stream to be true")
+        return given
+
+    @field_validator("return_progress")
+    @classmethod
+    def _is_of_a_stream(cls, given: bool | None, info: ValidationInfo) -> bool | None:
+        if given and not info.data.get("stream"):
             refuse("switch", "needs stream to be true")
         return given
 

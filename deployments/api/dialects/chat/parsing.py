@@ -129,7 +129,7 @@ _IGNORED = {
     "max_dynamic_patch", "media_io_kwargs", "metadata", "min_dynamic_patch", "mirostat_eta",
     "mirostat_tau", "mm_processor_kwargs", "n_cache_reuse", "ngram_corpus_id", "prompt_cache_key",
     "prompt_cache_options", "prompt_cache_retention", "request_id", "return_mm_kwargs",
-    "return_progress", "return_token_offsets", "rid", "routed_dp_rank",
+    "return_token_offsets", "rid", "routed_dp_rank",
     "routed_experts_prompt_start", "routed_experts_start_len", "safety_identifier", "session_id",
     "sse_ping_interval", "stream_interval", "timings_per_token", "use_audio_in_video", "user",
     "verbose", "xtc_threshold",

@@ -8,10 +8,11 @@ It sums over all choices; with more than one, its ``choices`` has an entry for e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import singledispatch
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any
 
 from rapid.events import CallDelta, ChoiceDelta, FinishReason, TextDelta, ThinkingDelta, TokenText
@@ -96,6 +97,19 @@ class ReplyFrame:
         else:
             logprobs, finish_reason = None, None
         return self._chunk(delta.choice, render_delta(delta), logprobs, finish_reason)
+
+    def progress_chunk(self, num_read: int, num_all: int, time_s: float) -> Json:
+        """Return llama.cpp's stream chunk that says how much of the prompt is read.
+
+        What was found in the cache is known at the end only, in the usage.
+        """
+        progress = {"total": num_all, "cache": 0, "processed": num_read}
+        return self._empty_chunk() | {
+            "prompt_progress": progress | {"time_ms": round(1000 * time_s)}
+        }
+
+    def _empty_chunk(self) -> Json:
+        return self._chunk(0, {"role": "assistant", "content": None}, None, None)
 
     def usage_chunk(self, receipt: Receipt, timing: Timing) -> Json:
         """Return the stream chunk with the token usage, sent after the last choice has ended."""
@@ -293,17 +307,18 @@ def model_card(
     *,
     is_embedded: bool,
     silence_s: float | None = None,
+    limits: Mapping[str, int] = MappingProxyType({}),
 ) -> Json:
     """Return an entry of ``GET /v1/models``.
 
     `max_model_len`, in tokens, is vLLM's field. Its ``rapid`` says how many seconds may pass before
-    an answer's first byte, where that is known.
+    an answer's first byte, where that is known, and the `limits` of a request.
     """
     card: Json = {"id": model, "object": "model", "created": created, "owned_by": "rapid"}
     if max_model_len is not None:
         card["max_model_len"] = max_model_len
     waits = {} if silence_s is None else {"silence_s": silence_s}
-    return card | {"rapid": {"embedded": is_embedded} | waits}
+    return card | {"rapid": {"embedded": is_embedded} | waits | dict(limits)}
 
 
 def _token(text: str, logprob: float) -> Json:

@@ -58,6 +58,10 @@ class TextFrame(ReplyFrame):
         return chunk | ({"usage": None} if self.includes_usage else {})
 
     @override
+    def _empty_chunk(self) -> Json:
+        return self._envelope("text_completion") | {"choices": [self._entry(0, "", (), None)]}
+
+    @override
     def usage_chunk(self, receipt: Receipt, timing: Timing) -> Json:
         return self._envelope("text_completion") | {
             "choices": [],

@@ -36,6 +36,7 @@ _IGNORED = {  # which change no answer: names of callers, and hints to caches an
     "cache_control",
     "diagnostics",
     "metadata",
+    "return_progress",
     "service_tier",
     "stream_options",
     "user_profile_id",

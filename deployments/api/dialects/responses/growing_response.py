@@ -37,12 +37,26 @@ class GrowingResponse:
         self._search = search
         self._number = 0
         self._open: int | None = None  # the item that grows
+        self._has_begun = False
         self.output: list[Json] = []
         self.steps: list[Step] = []
 
+    def queue(self) -> Iterator[Json]:
+        """Yield what is told of a response in the background before it is begun."""
+        yield self._tell("response.created", response=self.snapshot)
+        yield self._tell("response.queued", response=self.snapshot)
+
+    @property
+    def snapshot(self) -> Json:
+        """The response so far, which is not its end."""
+        status = "in_progress" if self._has_begun else "queued"
+        return self._beginning | {"status": status, "output": self.output}
+
     def begin(self) -> Iterator[Json]:
         """Yield what is told before the answer."""
-        yield self._tell("response.created", response=self._beginning)
+        self._has_begun = True
+        if not self._beginning.get("background"):
+            yield self._tell("response.created", response=self._beginning)
         yield self._tell("response.in_progress", response=self._beginning)
         if self._search is not None:
             self.output.append(self._search)
@@ -108,10 +122,12 @@ class GrowingResponse:
         yield from self._end_item()
         yield self._tell(f"response.{ended['status']}", response=ended)
 
-    def fail(self, error: Json) -> Json:
-        """Return what is told of a failure."""
-        failed = self._beginning | {"status": "failed", "error": error, "output": self.output}
-        return self._tell("response.failed", response=failed)
+    def break_off(self, status: str, error: Json | None = None) -> Iterator[Json]:
+        """Yield what is told of the end of a response that ``failed`` or was ``cancelled``."""
+        if not self._has_begun:
+            yield from self.begin()
+        ended = self.snapshot | {"status": status, "error": error}
+        yield self._tell(f"response.{status}", response=ended)
 
     def _add_item(self, prefix: str, item: Json) -> Iterator[Json]:
         yield from self._end_item()
@@ -166,19 +182,29 @@ class GrowingResponse:
         return event
 
 
-def tell_again(ended: Json, steps: Iterable[Step], *, shows_results: bool) -> Iterator[Json]:
-    """Yield the events of a response that has ended, as they were told."""
-    unfinished: Json = {"status": "in_progress", "output": [], "usage": None}
+def hide_results(search: Json, *, shows_results: bool) -> Json:
+    """Return the item of a search whose results, if they are to be told, are not known yet."""
+    return search | {"results": [] if shows_results else None}
+
+
+def tell_again(kept: Json, steps: Iterable[Step]) -> Iterator[Json]:
+    """Yield the events of a response, up to its end if it has ended, as they were told."""
+    unfinished: Json = {"status": "in_progress", "output": [], "usage": None, "error": None}
     unfinished |= {"completed_at": None, "incomplete_details": None}
-    first = ended["output"][0] if ended["output"] else None
+    first = kept["output"][0] if kept["output"] else None
     search = first if first is not None and first["type"] == "file_search_call" else None
-    beginning = {k: v for k, v in ended.items() if k not in ("rapid", "metrics")} | unfinished
-    hidden = search and search | {"results": None}  # they are known at the end
+    beginning = {k: v for k, v in kept.items() if k not in ("rapid", "metrics")} | unfinished
+    shows_results = search is not None and search.get("results") is not None
+    hidden = search and hide_results(search, shows_results=shows_results)
     growing = GrowingResponse(beginning, hidden, shows_results=shows_results)
+    if kept.get("background"):
+        yield from growing.queue()
+    if kept["status"] == "queued":
+        return
     yield from growing.begin()
     at: dict[int, tuple[int, int]] = {}
     for place, num_chars, num_logprobs in steps:
-        item, begins = ended["output"][place], place not in at
+        item, begins = kept["output"][place], place not in at
         chars, logprobs = at.get(place, (0, 0))
         at[place] = stop, last = chars + num_chars, logprobs + num_logprobs
         if item["type"] == "function_call":
@@ -189,4 +215,7 @@ def tell_again(ended: Json, steps: Iterable[Step], *, shows_results: bool) -> It
         else:
             part = item["content"][0]
             yield from growing.add_text(part["text"][chars:stop], part["logprobs"][logprobs:last])
-    yield from growing.end(ended)
+    if kept["status"] in ("failed", "cancelled"):
+        yield from growing.break_off(kept["status"], kept["error"])
+    elif kept["status"] != "in_progress":
+        yield from growing.end(kept)

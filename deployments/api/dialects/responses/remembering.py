@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,11 +19,14 @@ from deployments.config.api_config import ApiConfig
 from library.kept_responses import Link
 from library.library_access import Library, LibraryAccess
 from library.listing import Cut
+from library.running_responses import LEASE_S, Growth
 from library.stored_documents import StoredText
-from rapid.errors import BadRequest, RapidError, UnknownDocument
+from rapid.errors import BadRequest, LibraryUnavailable, RapidError, UnknownDocument
 from rapid.receipt import ChunkUsed, Receipt
 
 _log = logging.getLogger(__name__)
+
+_AGAIN_S = 1.0  # between two tries to keep a response while its lease lasts
 
 
 class Memory:
@@ -42,8 +47,11 @@ class Memory:
             BadRequest: The body needs what this server has not.
         """
         if self._library is not None:
+            if body.background and body.store is False:
+                message = "store must be true for a response in the background, which is kept."
+                raise BadRequest(message, "store", "invalid_value")
             return body.store is not False
-        for name in ("store", "previous_response_id", "conversation"):
+        for name in ("background", "store", "previous_response_id", "conversation"):
             if getattr(body, name):
                 message = f"{name} needs a server with a library: this one keeps no responses."
                 raise BadRequest(message, name, "unsupported")
@@ -132,7 +140,7 @@ class Memory:
         link = Link(_response_of(item_id), None, 0)
         try:
             (said,) = await (await self._library.get()).responses.read(tenant, [link])
-        except UnknownDocument:
+        except BadRequest:  # or it has not ended
             raise unknown from None
         for each in reversed(said.items):  # so that the first of an id stays
             name = each.get("id")
@@ -161,6 +169,42 @@ class Memory:
                 raise
             _log.exception("a response is not kept")
             ended["store"] = False
+
+    async def begin(
+        self, asked: ResponsesQuestion, response: Json, input_items: Sequence[Json]
+    ) -> None:
+        """Keep a response in the background that is about to be answered.
+
+        Raises:
+            BadRequest: The tenant has too much.
+            LibraryUnavailable: It cannot be kept.
+        """
+        assert self._library is not None
+        running = (await self._library.get()).running
+        await running.begin(asked.tenant, response, input_items, _list_attachments(asked))
+
+    async def renew(self, ids: Sequence[str], grown: Sequence[Growth]) -> set[str]:
+        """Return the ids of the responses that are still this process's to answer.
+
+        Raises:
+            LibraryUnavailable: They cannot be known.
+        """
+        assert self._library is not None
+        return await (await self._library.get()).running.renew(ids, grown)
+
+    async def end(self, ended: Growth) -> bool:
+        """Keep a response in the background as it ended; return whether it was still ours.
+
+        A library that is away is tried again for as long as the lease can last.
+        """
+        assert self._library is not None
+        for _ in range(math.ceil(LEASE_S / _AGAIN_S)):
+            try:
+                return await (await self._library.get()).running.end(ended)
+            except LibraryUnavailable:
+                _log.warning("a response that has ended cannot be kept yet")
+                await asyncio.sleep(_AGAIN_S)
+        return False
 
     async def list_results(self, asked: ResponsesQuestion, receipt: Receipt) -> list[Json]:
         """Return the passages that were found in a request's vector stores, in OpenAI's form.

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from deployments.api.dialects.responses.background import BackgroundAnswers, tell_error
 from deployments.api.dialects.responses.growing_response import tell_again
 from deployments.api.dialects.responses.input_items import Json
 from deployments.api.dialects.responses.responses_reply import frame
 from deployments.api.files.file_routes import Endpoint, read_cut
 from deployments.api.files.objects import list_of
+from deployments.api.http.event_stream import EventStream
 from library.library_access import LibraryAccess
 from library.listing import Cut
 from library.schema import ResponseRow
 from rapid.errors import BadRequest
 
+_EVENTS = "text/event-stream"
+_LOOK_S = 0.5  # between two looks at a row that another ingress writes
+_SILENCE = b"\n\n"
+
 
 class ResponseRoutes:
-    """The endpoints of responses that are kept."""
+    """The endpoints of responses that are kept, or are in the background."""
 
-    def __init__(self, library: LibraryAccess) -> None:
-        self._library = library
+    def __init__(self, library: LibraryAccess, background: BackgroundAnswers) -> None:
+        self._library, self._background = library, background
 
     def endpoints(self) -> Iterator[Endpoint]:
         """Yield the endpoints."""
@@ -38,24 +45,28 @@ class ResponseRoutes:
         row, query = await self._find(request), request.query_params
         if query.get("stream", "false").lower() != "true":
             return await asyncio.to_thread(JSONResponse, row.response)
-        after = query.get("starting_after", "-1")
-        if after != "-1" and not (after.isdecimal() and len(after) < 10):
+        given = query.get("starting_after", "-1")
+        if given != "-1" and not (given.isdecimal() and len(given) < 10):
             message = "starting_after must be the sequence_number of an event."
             raise BadRequest(message, "starting_after", "invalid_value")
-        first = row.response["output"][0]
+        events = self._background.follow(row.id, int(given)) or self._follow(row, int(given))
+        return EventStream(events, _EVENTS, AsyncExitStack(), row.id, tell_error)
 
-        def tell() -> bytes:
-            shows = first.get("results") is not None
-            events = tell_again(row.response, row.steps, shows_results=shows)
-            return b"".join(frame(each) for each in events if each["sequence_number"] > int(after))
-
-        told = await asyncio.to_thread(tell)  # kept responses may be megabytes
-        return Response(told, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+    async def _follow(self, row: ResponseRow, after: int) -> AsyncIterator[bytes]:
+        """Yield the events of a response as its row has them, to its end."""
+        while True:
+            told, after = await asyncio.to_thread(_tell_part, row, after)  # perhaps megabytes
+            yield told or _SILENCE
+            if not row.owner:
+                return
+            await asyncio.sleep(_LOOK_S)
+            row = await (await self._library.get()).responses.get(row.tenant, row.id)
 
     async def _delete(self, request: Request) -> Response:
-        response_id = request.path_params["response_id"]
-        await (await self._library.get()).responses.delete(request.state.caller, response_id)
-        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+        row = await self._find(request)
+        await (await self._library.get()).responses.delete(row.tenant, row.id)
+        self._background.stop(row.id, is_deleted=True)
+        return JSONResponse({"id": row.id, "object": "response", "deleted": True})
 
     async def _list_items(self, request: Request) -> Response:
         row = await self._find(request)
@@ -63,12 +74,29 @@ class ResponseRoutes:
         return await asyncio.to_thread(JSONResponse, listed)
 
     async def _cancel(self, request: Request) -> Response:
-        await self._find(request)
-        raise BadRequest("Cannot cancel a synchronous response.", None, "invalid_value")
+        """Answer with the response, which may have ended before it could be cancelled."""
+        row = await self._find(request)
+        if not row.response.get("background"):
+            raise BadRequest("Cannot cancel a synchronous response.", None, "invalid_value")
+        await self._background.save(row.id)  # what it says until now stays
+        row = await (await self._library.get()).running.cancel(row.tenant, row.id)
+        if row.response["status"] == "cancelled":
+            self._background.stop(row.id)
+        return await asyncio.to_thread(JSONResponse, row.response)
 
     async def _find(self, request: Request) -> ResponseRow:
         library = await self._library.get()
         return await library.responses.get(request.state.caller, request.path_params["response_id"])
+
+
+def _tell_part(row: ResponseRow, after: int) -> tuple[bytes, int]:
+    """Return the events of a response after one of them, and the number of the last one."""
+    told, last = bytearray(), after
+    for event in tell_again(row.response, row.steps):  # each as it is now: its items grow on
+        if event["sequence_number"] > after:
+            told += frame(event)
+            last = event["sequence_number"]
+    return bytes(told), last
 
 
 def _cut_list(items: list[Json], cut: Cut) -> Json:

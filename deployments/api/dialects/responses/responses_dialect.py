@@ -47,12 +47,13 @@ class ResponsesDialect:
         self, fields: Json, config: ApiConfig, request_id: str, tenant: str
     ) -> tuple[ResponsesQuestion, GenerateRequest]:
         """Return the question and its request."""
-        asked = await asyncio.to_thread(read_body, fields)
+        asked, ignored = await asyncio.to_thread(read_body, fields)
         is_kept = self._memory.keeps(asked)
         given = await self._memory.resolve(tenant, asked, config)
         items = await asyncio.to_thread(read_items, given)
         past = await self._recall(tenant, asked, config)
-        chat, search, renaming = await asyncio.to_thread(ask, fields, asked, items, past, config)
+        of_body = fields, asked, ignored, items, past, config
+        chat, search, renaming = await asyncio.to_thread(ask, *of_body)
         temperature = config.card_of(chat.model).default_temperature
         with renaming.tell():
             sent = chat.as_generate_request(request_id, tenant, temperature)

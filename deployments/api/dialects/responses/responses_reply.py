@@ -16,11 +16,12 @@ from deployments.api.dialects.chat.wire import (
     render_tokens,
     usage,
 )
-from deployments.api.dialects.responses.growing_response import GrowingResponse
+from deployments.api.dialects.responses.growing_response import GrowingResponse, hide_results
 from deployments.api.dialects.responses.input_items import name_items
 from deployments.api.dialects.responses.remembering import Memory
 from deployments.api.dialects.responses.responses_request import ResponsesQuestion
 from deployments.api.http.dialect import Events
+from library.running_responses import Growth
 from rapid.errors import BadRequest, EngineFailed
 from rapid.events import (
     LENGTH,
@@ -37,7 +38,12 @@ from rapid.receipt import Receipt
 
 
 class ResponsesReply:
-    """A `AnswerRenderer` of OpenAI's responses and their events."""
+    """A `AnswerRenderer` of OpenAI's responses and their events.
+
+    Attributes:
+        body: What was asked for.
+        is_ending: Whether a response in the background is being kept as it ended, or given up.
+    """
 
     media_type = "text/event-stream"
 
@@ -54,45 +60,70 @@ class ResponsesReply:
             raise BadRequest(f"{param} is not for responses: use starting_after.", param)
         self._unique = cursor.unique.hex()
         self.id = f"resp_{self._unique}"
+        self.body = asked.body
         self._asked, self._memory = asked, memory
         self._timing, self._clock = Timing(began), clock
         self._beginning = begin_object(asked, self.id, cursor.created)
         self._growing = self._begin()
+        self.is_ending = False
 
     def _begin(self) -> GrowingResponse:
         asked = self._asked
         search: Json | None = None
         if asked.search is not None:
             search = {"id": f"fs_{self._unique}_0", "type": "file_search_call"}
-            search |= {"status": "completed", "queries": [asked.query], "results": None}
+            search |= {"status": "completed", "queries": [asked.query]}
+            search = hide_results(search, shows_results=asked.shows_results)
         return GrowingResponse(self._beginning, search, shows_results=asked.shows_results)
 
     async def render_whole(self, events: Events) -> Json:
         """Return the response."""
         last: Json = {}
-        async for each in self._tell(events):
+        async for each in self.tell(events):
             last = each or last
         response: Json = last["response"]
         return response
 
     async def render(self, events: Events) -> AsyncIterator[bytes]:
         """Yield the events, and empty lines in silence or progress."""
-        async for each in self._tell(events):
+        async for each in self.tell(events):
             yield b"\n\n" if each is None else frame(each)
 
     def render_error(self, body: Json) -> bytes:
-        """Return the event that ends a stream with an error."""
-        error = body["error"]
-        told = {"code": error["code"] or "server_error", "message": error["message"]}
-        return frame(self._growing.fail(told | {"retryable": error["retryable"]}))
+        """Return the events that end a stream with an error."""
+        return b"".join(map(frame, self._growing.break_off("failed", _as_error(body))))
 
-    async def _tell(self, events: Events) -> AsyncIterator[Json | None]:
+    async def queue(self) -> list[Json]:
+        """Keep a response in the background that is about to be answered; return its events."""
+        told = [*self._growing.queue()]
+        items = name_items(self._asked.items, self._unique)
+        await self._memory.begin(self._asked, self._growing.snapshot, items)
+        return told
+
+    @property
+    def growth(self) -> Growth:
+        """How far a response in the background is."""
+        return Growth(self._asked.tenant, self._growing.snapshot, [*self._growing.steps])
+
+    def cancel(self) -> list[Json]:
+        """Return the last events of a response in the background that was cancelled."""
+        return [*self._growing.break_off("cancelled")]
+
+    async def fail(self, body: Json) -> list[Json]:
+        """Keep a response in the background that has failed, and return its last events."""
+        told = [*self._growing.break_off("failed", _as_error(body))]
+        self.is_ending = True
+        ended = Growth(self._asked.tenant, told[-1]["response"], self._growing.steps)
+        return told if await self._memory.end(ended) else []
+
+    async def tell(self, events: Events) -> AsyncIterator[Json | None]:
+        """Yield the events of the response, and None in silence or progress."""
         has_begun, finish_reason = False, None
         async for event in events:
             if event is None or isinstance(event, Reading):
                 yield None
             elif isinstance(event, Started):
-                if has_begun and self._asked.body.stream:
+                if has_begun and self._asked.chat.stream:
                     continue  # another orchestrator goes on
                 if has_begun:
                     self._growing = self._begin()
@@ -127,12 +158,21 @@ class ResponsesReply:
                 if self._asked.search is not None and self._asked.shows_results:
                     results = await self._memory.list_results(self._asked, event.receipt)
                     ended["output"][0] |= {"results": results}
-                items = name_items(self._asked.items, self._unique)
-                await self._memory.keep(self._asked, ended, items, self._growing.steps)
+                if not await self._keep(ended):
+                    return
                 for each in self._growing.end(ended):
                     yield each
                 return
         raise EngineFailed("The answer ended without its receipt.")
+
+    async def _keep(self, ended: Json) -> bool:
+        """Keep a response that has ended, unless it is not this server's any more."""
+        if self._asked.body.background:
+            self.is_ending = True
+            return await self._memory.end(Growth(self._asked.tenant, ended, self._growing.steps))
+        items = name_items(self._asked.items, self._unique)
+        await self._memory.keep(self._asked, ended, items, self._growing.steps)
+        return True
 
     def _observe(self) -> None:
         if self._timing.first_token is None:
@@ -184,7 +224,7 @@ def begin_object(asked: ResponsesQuestion, response_id: str, created: int) -> Js
         "created_at": created,
         "completed_at": None,
         "status": "in_progress",
-        "background": False,
+        "background": bool(body.background),
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,
@@ -213,6 +253,13 @@ def begin_object(asked: ResponsesQuestion, response_id: str, created: int) -> Js
         "user": body.user,
         "metadata": body.metadata or {},
     }
+
+
+def _as_error(body: Json) -> Json:
+    """Return the ``error`` of a response, given the body of a refusal."""
+    error = body["error"]
+    told = {"code": error["code"] or "server_error", "message": error["message"]}
+    return told | {"retryable": error["retryable"]}
 
 
 def _tell_tool(tool: Json) -> Json:

@@ -38,8 +38,7 @@ Include = Literal[
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # with the values that ask for nothing
     "access_programs": ({},),
-    "background": (False,),
-    "background_options": ({},),
+    "background_options": ({}, {"completion_window": "soonest"}),
     "context_management": ([],),
     "image": ({},),
     "logprobs": (False,),
@@ -134,6 +133,7 @@ class ResponsesRequest(_OwnFields):
         BeforeValidator(_as_id, json_schema_input_type=str | ConversationName | None),
     ] = None
     stream: bool | None = None
+    background: bool | None = None
     include: list[Include] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Annotated[Any, _is_text_or(dict, "an object")] = None
@@ -155,7 +155,7 @@ class ResponsesRequest(_OwnFields):
 
 _RENAMED = {name: here for name, here in _NAMES_HERE.items() if "." not in name}
 RESPONSES_FIELDS = CHAT_FIELDS.derive(
-    ResponsesRequest.model_fields, _UNSUPPORTED, ("stream_options",), _RENAMED
+    ResponsesRequest.model_fields, _UNSUPPORTED, ("return_progress", "stream_options"), _RENAMED
 )
 
 
@@ -223,24 +223,32 @@ class ResponsesQuestion:
         return param and self.renaming.name(param)
 
 
-def read_body(fields: Json) -> ResponsesRequest:
-    """Validate the fields of a body that are the route's own, and return them.
+def read_body(fields: Json) -> tuple[ResponsesRequest, Sequence[str]]:
+    """Validate the fields of a body that are the route's own.
+
+    Returns:
+        These fields, and the names of those that change nothing.
 
     Raises:
         BadRequest: One is invalid or not supported; it is named.
     """
     refuse_misplaced(fields, ResponsesRequest)
-    RESPONSES_FIELDS.list_ignored(fields)  # which refuses those that are not supported
+    ignored = RESPONSES_FIELDS.list_ignored(fields)  # which refuses those that are not supported
     for name in ("tools", "tool_choice", "text"):  # which the response repeats as they are
         check_told(fields.get(name), name)
     try:
-        return ResponsesRequest.model_validate(fields)
+        return ResponsesRequest.model_validate(fields), ignored
     except ValidationError as error:
         raise bad_request(error, ResponsesRequest) from None
 
 
 def ask(
-    fields: Json, body: ResponsesRequest, items: Sequence[Json], past: Past, config: ApiConfig
+    fields: Json,
+    body: ResponsesRequest,
+    ignored: Sequence[str],
+    items: Sequence[Json],
+    past: Past,
+    config: ApiConfig,
 ) -> tuple[ChatRequest, FileSearch | None, Renaming]:
     """Return the chat that a body is after what came before, its search, and its names."""
     named = [("instructions", _system(body.instructions))] if body.instructions else []
@@ -260,7 +268,7 @@ def ask(
     chat |= {
         "model": body.model,
         "messages": [message for _, message in named],
-        "stream": body.stream,
+        "stream": body.stream or body.background,  # which goes on where it was, as a stream does
         "max_completion_tokens": body.max_output_tokens,
         "logprobs": _has_logprobs(body),
         "top_logprobs": body.top_logprobs if _has_logprobs(body) else None,
@@ -278,7 +286,7 @@ def ask(
         if body.parallel_tool_calls is not None:
             chat["parallel_tool_calls"] = body.parallel_tool_calls
     renaming = Renaming(_NAMES_HERE, places, list(functions))
-    asked = renaming.check(chat, config).ignore(RESPONSES_FIELDS.list_ignored(fields))
+    asked = renaming.check(chat, config).ignore(tuple(ignored))
     return asked, search, renaming
 
 

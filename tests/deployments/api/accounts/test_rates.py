@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.api.gate.quotas import Limits, QuotaBoard, Quotas
+from deployments.api.gate.quotas import BoardCall, Limits, QuotaBoard, Quotas
 from library.accounts.tenant_limits import write_limits
 from library.accounts.usage_ledger import sum_usage
 from library.database import Database
@@ -149,13 +149,14 @@ class Held(Shared):
 
     def __init__(self) -> None:
         super().__init__()
-        self.may_answer = asyncio.Event()
+        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
         self.may_answer.set()
 
     def quotas(self) -> Quotas:
-        async def call(method: str, *arguments: Any) -> Any:
-            found = getattr(self.board, method)(*arguments)
-            if method == "reserve":
+        async def call(method: str, calls: list[BoardCall]) -> Any:
+            found = getattr(self.board, method)(calls)
+            if "reserve" in dict(calls):
+                self.asked.set()
                 await self.may_answer.wait()
             return found
 
@@ -170,7 +171,9 @@ async def test_an_answer_that_is_likely_to_be_granted_begins_before_the_board_ha
     key = await inn.key()
     held.may_answer.clear()
     first = asyncio.create_task(inn.ask(key))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(10):
+        await held.asked.wait()
+    await asyncio.sleep(0.01)
     assert not inn.orchestrator.asked.is_set()  # nothing is known of the tenant
     held.may_answer.set()
     assert (await first).status_code == 200
@@ -214,9 +217,9 @@ async def test_who_leaves_before_the_board_has_answered_holds_no_tokens(database
     key = await inn.key()
     held.may_answer.clear()
     asking = asyncio.create_task(inn.ask(key))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(10):
+        await held.asked.wait()
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     held.may_answer.set()
-    await asyncio.sleep(0.01)
     assert (await inn.ask(key)).status_code == 200

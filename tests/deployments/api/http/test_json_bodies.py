@@ -11,8 +11,9 @@ from pydantic import BeforeValidator
 from starlette.requests import Request
 
 from deployments.api.gate.admission import Admission
+from deployments.api.http import json_bodies
 from deployments.api.http.bodies import Bodies
-from deployments.api.http.json_bodies import parse_object, read_fields
+from deployments.api.http.json_bodies import parse_object, read_fields, read_priority
 from rapid.errors import BadRequest
 from rapid.requests import Fields
 
@@ -26,6 +27,19 @@ def test_commas_within_texts_are_no_items() -> None:
     text = ',"' * 2**17 + "," * 2**20
     body = ('{"prompt": "' + text.replace('"', r"\\\"") + '\\\\", "n": 1}').encode()
     assert parse_object(body)["n"] == 1
+
+
+async def test_a_body_with_a_priority_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    priority, body = await read_priority(b'{"priority": -3, "n": 1}')
+    monkeypatch.setattr(json_bodies, "json", None)
+    assert (priority, parse_object(body), bytes(body)) == (
+        -3,
+        {"priority": -3, "n": 1},
+        b'{"priority": -3, "n": 1}',
+    )
+    for other in (b'{"n": "priority"}', b'{"priority": '):
+        monkeypatch.undo()
+        assert await read_priority(other) == (0, other)
 
 
 async def test_bodies_are_validated_beside_the_loop() -> None:

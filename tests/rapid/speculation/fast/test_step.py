@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rapid.config import Coupling, SamplingConfig, SpeculationConfig, Transfer
+from rapid.config import Coupling, SamplingConfig, SpeculationConfig
 from rapid.errors import EngineFailed
 from rapid.messages import DraftBlock
 from rapid.planning import shapes
@@ -34,6 +34,7 @@ from rapid.speculation.questions import (
     ToPropose,
 )
 from rapid.speculation.sampling import proposal
+from rapid.transfers import Transfer
 from tests.rapid.speculation.drafted import ROWS, blocks, drafted
 
 WAYS = {"one by one": answer_questions, "together": answer_together}

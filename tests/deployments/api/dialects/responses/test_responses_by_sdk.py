@@ -200,6 +200,7 @@ async def test_a_failure_in_a_stream_is_its_last_event():
         ({"input": "Hi", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "Hi", "temperature": "1"}, "temperature"),
         ({"input": "Hi", "background": True}, "background"),
+        ({"input": "Hi", "background_options": {"completion_window": "2h"}}, "background_options"),
         ({"input": "Hi", "truncation": "left"}, "truncation"),
         ({"input": "Hi", "n": 2}, "n"),
         ({"input": "Hi", "include": ["x"]}, "include[0]"),

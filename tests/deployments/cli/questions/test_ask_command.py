@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import uvicorn
 from click.testing import Result
 
-from deployments.api.ingress import Ingress
-from deployments.cli.citations import origin
-from deployments.config.api_config import ApiConfig, ApiKey, ModelCard
+from deployments.cli.questions.citations import origin
+from deployments.cli.terminal import Waiting
+from deployments.config.api_config import ApiKey
 from deployments.config.tenants import hash_key
+from library.parsing import Layout, PageExtent, ParsedText
 from rapid.embedded.generator import generate_document
 from rapid.errors import EngineFailed, Overloaded, PromptTooLong, TargetUnavailable
 from rapid.events import Finished, Reading, TextDelta
 from rapid.receipt import ChunkUsed, Explanation
 from rapid.replay import read_receipt
 from tests.deployments.cli.command import rapid
-from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
+from tests.deployments.scripted import STARTED, receipt
+
+STREAM = "deployments.cli.questions.answer_stream"
 
 
 @pytest.fixture
@@ -31,41 +32,6 @@ def document(tmp_path: Path) -> Path:
     path = tmp_path / "notes.txt"
     path.write_text("One. Two.", encoding="utf-8")
     return path
-
-
-class Server:
-    """An ingress in a thread, until the test is over."""
-
-    def __init__(
-        self, orchestrator: ScriptedOrchestrator, *, is_embedded: bool = False, **config: object
-    ) -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
-        card = ModelCard(is_embedded=is_embedded)
-        settings = ApiConfig(models={"served": card}, **config)  # type: ignore[arg-type]
-        ingress = Ingress(orchestrator, settings)
-        options = uvicorn.Config(ingress, log_level="error", lifespan="off", ws="none")
-        self.orchestrator = orchestrator
-        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self._server = uvicorn.Server(options)
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-
-
-@pytest.fixture
-def serve() -> Iterator[type[Server]]:
-    servers: list[Server] = []
-
-    def start(*script: object, **config: object) -> Server:
-        servers.append(Server(ScriptedOrchestrator(*script), **config))  # type: ignore[arg-type]
-        return servers[-1]
-
-    yield start  # type: ignore[misc]
-    for server in servers:
-        server.close()
 
 
 class TestAsk:
@@ -121,11 +87,11 @@ class TestAsk:
         text = TextDelta(0, "Hello", (), "stop")
         script = (STARTED, Reading(512, 4000), Reading(1024, 4000), text, Finished(receipt()))
         result = rapid("ask", "Who?", "--url", serve(*script).url)
-        assert (result.stdout, result.stderr) == ("Hello\n", "reading 512 of 4000 tokens\n")
+        assert (result.stdout, result.stderr) == ("Hello\n", "reading 13% of 4,000 tokens\n")
 
     def test_the_command_waits_while_documents_are_embedded(self, serve, monkeypatch):
         """The server is silent for longer than the command waits, but for its comments."""
-        monkeypatch.setattr("deployments.cli.ask_command.SILENCE_TIMEOUT_S", 2.0)
+        monkeypatch.setattr(f"{STREAM}.SILENCE_TIMEOUT_S", 2.0)
         text = TextDelta(0, "Hello", (), "stop")
         steps = [each for n in range(6) for each in (Reading(n, 6, "passages"), 0.2)]
         server = serve(*steps, 2.5, STARTED, text, Finished(receipt()), heartbeat_s=0.1)
@@ -133,13 +99,40 @@ class TestAsk:
         assert (result.stdout, result.stderr) == ("Hello\n", "embedding passages 0 of 6\n")
 
     def test_the_command_waits_as_long_as_the_server_says(self, serve, monkeypatch):
-        monkeypatch.setattr("deployments.cli.ask_command.SILENCE_TIMEOUT_S", 0.5)
+        monkeypatch.setattr(f"{STREAM}.SILENCE_TIMEOUT_S", 0.5)
         text = TextDelta(0, "Hello", (), "stop")
         answer = (STARTED, text, Finished(receipt()))
         result = rapid("ask", "Who?", "--url", serve(1.5, *answer, silence_s=60).url)
         assert result.stdout == "Hello\n"
-        result = rapid("ask", "Who?", "--url", serve(asyncio.Event(), *answer).url)
-        assert "went silent" in result.stderr
+        silent = serve(asyncio.Event(), *answer, silence_s=0.1)
+        assert "went silent" in rapid("ask", "Who?", "--url", silent.url).stderr
+
+    @pytest.mark.parametrize(
+        ("state", "said"),
+        [
+            ({"ready": True}, "queued, or looking for passages"),
+            ({"ready": False, "reason": "no target has started"}, "loading: no target has started"),
+        ],
+    )
+    def test_what_holds_up_an_answer_is_said_before_it_begins(
+        self, serve, monkeypatch, state, said
+    ):
+        monkeypatch.setattr(f"{STREAM}._LOOK_S", 0.2)
+        go_on = asyncio.Event()
+        server = serve(go_on, STARTED, TextDelta(0, "Hello", (), "stop"), Finished(receipt()))
+        server.orchestrator.state = state
+        told: list[str] = []
+        say = Waiting.say
+
+        def note_and_go_on(waiting: Waiting, message: str) -> None:
+            told.append(message)
+            say(waiting, message)
+            server.run_soon(go_on.set)
+
+        monkeypatch.setattr(Waiting, "say", note_and_go_on)
+        result = rapid("ask", "Who?", "--url", server.url)
+        assert result.stdout == "Hello\n"
+        assert told[0].startswith(said)
 
     def test_a_document_that_is_read_again_in_mid_answer_is_not_spoken_of(self, serve):
         begun, rest = TextDelta(0, "Hel"), TextDelta(0, "lo", (), "stop")
@@ -205,8 +198,13 @@ class TestAsk:
     @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "http://x:port"])
     def test_no_url(self, url):
         result = rapid("ask", "Who?", "--url", url)
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert "is no URL" in result.stderr
+
+    def test_no_host_of_that_name(self):
+        result = rapid("ask", "Who?", "--url", "http://no-such-host.invalid")
+        assert (result.exit_code, "check --url" in result.stderr) == (1, True)
+        assert "make run" not in result.stderr
 
     @pytest.mark.parametrize(
         ("script", "said"),
@@ -237,25 +235,25 @@ class TestAsk:
             (("Who?", "--top-p", "inf"), "--top-p must be a finite number"),
             (("Who?", "--api-key", "ключ"), "--api-key has characters that no key has"),
             (("Wh\udce9?",), "the question is no UTF-8 text: Wh\ufffd?"),
-            (("Who?", "--mode", "\udce9"), "--mode is no UTF-8 text"),
             ((" \n",), "the question is empty"),
-            (("Who?", "-d", "caf\udce9.txt"), "the file name caf\ufffd.txt is no UTF-8 text"),
+            (("Who?", "-d", "caf\udce9.txt"), "caf\ufffd.txt cannot be read: No such file"),
         ],
     )
     def test_what_cannot_be_sent_is_one_sentence(self, serve, given, said):
         server = serve()
         result = rapid("ask", *given, "--url", server.url)
-        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
         assert said in result.stderr
         assert not server.orchestrator.requests
 
     def test_bad_options_and_files(self, serve, tmp_path):
         url = serve().url
-        assert "error: --mode must be" in rapid("ask", "Who?", "--url", url, "--mode", "x").stderr
+        for name in ("--mode", "--transfer"):
+            refused = rapid("ask", "Who?", "--url", url, name, "x")
+            assert refused.exit_code == 2
+            assert "is not one of" in " ".join(refused.stderr.split())
         assert "cannot be read" in rapid("ask", "-d", str(tmp_path / "no"), "Who?").stderr
-        latin = tmp_path / "latin.txt"
-        latin.write_bytes("é".encode("latin-1"))
-        assert "no UTF-8" in rapid("ask", "-d", str(latin), "Who?").stderr
+        assert "error: --top-p" in rapid("ask", "Who?", "--url", url, "--top-p", "7").stderr
 
     @pytest.mark.parametrize(
         ("said", "shown"),
@@ -289,6 +287,11 @@ def asked_with(serve, tmp_path, *options: str, name: str = "LICENSE", **settings
 def chunk(text: str, document: str = "LICENSE") -> ChunkUsed:
     start = LICENSE.index(text)
     return ChunkUsed(f"d:{start}", document, 1.5, start, start + len(text))
+
+
+def parsed_from(text: str, media_type: str = "text/plain", pages: Sequence[int] = ()) -> ParsedText:
+    layout = Layout.of(text, (PageExtent(start, 612, 792) for start in pages))
+    return ParsedText(text, media_type, layout)
 
 
 class TestSources:
@@ -336,7 +339,7 @@ class TestSources:
         )
 
     def test_a_document_of_one_line_is_named_by_characters(self):
-        documents = [{"name": "notes", "text": "One. Two. Three."}]
+        documents = {"notes": parsed_from("One. Two. Three.")}
         said = {"reason": "asked for", "mode": "rag"}
         said |= {"chunks": [{"document": "notes", "start": 5, "end": 9}]}  # type: ignore[dict-item]
         assert origin(said, documents) == "from notes, characters 6-9"

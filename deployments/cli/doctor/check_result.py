@@ -1,0 +1,31 @@
+"""The result of a check: how bad it is, the fact, and what mends it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mark = Literal["ok", "warning", "error"]
+"""Well; it works, but perhaps badly; it cannot work."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The result of a check.
+
+    Attributes:
+        check: The name of the check.
+        mark: How bad it is.
+        fact: What was found, in a sentence without its full stop.
+        mend: The command that mends it, or what to change; empty where nothing is to be done.
+    """
+
+    check: str
+    mark: Mark
+    fact: str
+    mend: str = ""
+
+
+def say_size(num_bytes: float) -> str:
+    """Return a number of bytes as people write it."""
+    return f"{num_bytes / 2**30:,.1f} GiB"

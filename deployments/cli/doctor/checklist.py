@@ -1,0 +1,68 @@
+"""The list of checks, which ``rapid doctor`` tells and ``rapid serve`` passes before it starts Ray.
+
+Checks that wait for another machine wait at the same time, and less than three seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from deployments.cli.doctor import configuration_checks, machine_checks, ray_checks
+from deployments.cli.doctor.check_result import CheckResult
+from deployments.cli.doctor.machine import Machine
+from deployments.cli.doctor.subject import Subject
+from rapid.threads import begin
+
+Check = Callable[[Machine, Subject], CheckResult]
+
+CHECKS: tuple[Check, ...] = (
+    machine_checks.check_python,
+    configuration_checks.check_file,
+    configuration_checks.check_models,
+    machine_checks.check_memory,
+    machine_checks.check_gpus,
+    machine_checks.check_cuda,
+    machine_checks.check_load,
+    machine_checks.check_shared_memory,
+    machine_checks.check_open_files,
+    machine_checks.check_clock,
+    configuration_checks.check_port,
+    configuration_checks.check_qdrant,
+    ray_checks.check_leftovers,
+    ray_checks.check_token,
+    ray_checks.check_front,
+)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What all checks found, and the configuration that they are about."""
+
+    subject: Subject
+    findings: tuple[CheckResult, ...]
+
+    @property
+    def errors(self) -> list[CheckResult]:
+        """Findings with which a server cannot work."""
+        return [each for each in self.findings if each.mark == "error"]
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 if all is well, 1 with warnings, 2 if it cannot work."""
+        marks = {each.mark for each in self.findings}
+        return 2 if "error" in marks else int("warning" in marks)
+
+
+def examine(path: Path) -> Diagnosis:
+    """Run all checks of this machine and of a configuration file."""
+    machine = begin(Machine.look)
+    return diagnose(Subject.read(path), machine.result())
+
+
+def diagnose(subject: Subject, machine: Machine, checks: tuple[Check, ...] = CHECKS) -> Diagnosis:
+    """Run checks of a machine and a configuration, at the same time."""
+    begun = [begin(partial(check, machine, subject)) for check in checks]
+    return Diagnosis(subject, tuple(each.result() for each in begun))

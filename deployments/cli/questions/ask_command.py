@@ -1,0 +1,227 @@
+"""The command ``rapid ask``, which sends a question about documents to a running server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from deployments.cli.questions.answer_stream import (
+    StreamedAnswer,
+    document_objects,
+    find_card,
+    stream_answer,
+)
+from deployments.cli.questions.citations import origin, passages, source_objects
+from deployments.cli.questions.local_documents import read_documents
+from deployments.cli.questions.question_options import (
+    DocumentOption,
+    MaxTokensOption,
+    ModelOption,
+    ModeOption,
+    SectionsOption,
+    SeedOption,
+    TemperatureOption,
+    Transfer,
+    check_writable,
+    make_body,
+)
+from deployments.cli.server_client import KeyOption, Url, connect, refuse
+from deployments.cli.terminal import (
+    DEFAULT_URL,
+    USAGE,
+    AsJson,
+    fail,
+    make_title_table,
+    note,
+    out,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+    from library.parsing import ParsedText
+
+_FOREIGN = 0.2  # generated documents have no unknown words, other English 0.7
+_SETTINGS = "seed coupling transfer eta max_draft plausibility draft_top_k transfer_temperature"
+
+_Json = dict[str, Any]
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="What to ask.", show_default=False)],
+    document: DocumentOption = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option("--file", metavar="ID", help="A file that the server keeps; may be repeated."),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    api_key: KeyOption = None,
+    model: ModelOption = None,
+    mode: ModeOption = None,
+    sections: SectionsOption = False,
+    temperature: TemperatureOption = 0.0,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus mass kept.")] = None,
+    seed: SeedOption = None,
+    max_tokens: MaxTokensOption = None,
+    eta: Annotated[
+        float | None, typer.Option(help="How far the drafter moves the target; fused, paper.")
+    ] = None,
+    transfer: Annotated[
+        Transfer | None, typer.Option(help="How the drafter moves the target.")
+    ] = None,
+    max_draft: Annotated[int | None, typer.Option(help="Tokens drafted per round.")] = None,
+    retrieval_tokens: Annotated[
+        int | None, typer.Option(help="Tokens retrieved for the drafter.")
+    ] = None,
+    sources: Annotated[
+        bool, typer.Option("--sources", help="Print the passages that were retrieved.")
+    ] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print under which contract, and how fast.")
+    ] = False,
+    as_json: AsJson = False,
+    receipt_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--receipt", metavar="FILE", help="Write what 'rapid replay' needs to a file."
+        ),
+    ] = None,
+) -> None:
+    """Ask a question about documents; the answer streams.
+
+    A line on standard error says which pages or lines of the documents it is from, or that nothing
+    in them is about the question. With --json one object has text, sources, receipt and usage.
+
+    The models of the default configuration understand only documents that 'rapid sample-document'
+    has made. For text of your own, start the server with 'make run-text'.
+    """
+    if not question.strip():
+        fail("the question is empty: write it in quotes", USAGE)
+    check_writable(
+        {
+            "the question": question,
+            "--url": url,
+            "--model": model,
+            "--temperature": temperature,
+            "--top-p": top_p,
+            "--eta": eta,
+        }
+    )
+    texts = read_documents(document or [])
+    rapid = {
+        "mode": mode,
+        "too_long": "sections" if sections else None,
+        "eta": eta,
+        "transfer": transfer,
+        "max_draft": max_draft,
+        "retrieval_tokens": retrieval_tokens,
+        "documents": document_objects(texts),
+        "file_ids": file,
+        "explain": "tokens" if receipt_file else None,
+    }
+    messages = [{"role": "user", "content": question}]
+    sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
+    answer = StreamedAnswer()
+    with connect(url, api_key) as client:
+        card = find_card(client, model)
+        is_embedded = card.get("rapid", {}).get("embedded", False)
+        if is_embedded:
+            warn_of_foreign({name: each.text for name, each in texts.items()}, question)
+        kept = [_name_of(client, each) for each in file or ()]
+        body = make_body(card["id"], messages, rapid, max_completion_tokens=max_tokens, **sampling)
+        try:
+            stream_answer(
+                client,
+                body,
+                card,
+                answer,
+                (lambda _: None) if as_json else lambda text: typer.echo(text, nl=False),
+            )
+        finally:
+            if answer.text and not as_json:
+                typer.echo()
+    if receipt_file is not None:
+        _write(receipt_file, body, answer.receipt, is_embedded=is_embedded)
+    documents: Mapping[str, ParsedText | None] = {**texts, **dict.fromkeys(kept)}
+    if as_json:
+        print_json(
+            {
+                "text": answer.text,
+                "sources": source_objects(answer.receipt, documents),
+                "receipt": answer.receipt,
+                "usage": answer.final.get("usage"),
+            }
+        )
+        return
+    if (line := origin(answer.receipt, documents)) is not None:
+        note(line)
+    for place, text in passages(answer.receipt, documents) if sources else ():
+        typer.echo(f"\n{place}:\n{text}")
+    if stats:
+        out.print(_table(answer.receipt, answer.final))
+
+
+def _write(path: Path, body: _Json, receipt: _Json, *, is_embedded: bool) -> None:
+    """Write the file that ``rapid replay`` reads; a server names no models but the embedded."""
+    content: _Json = {"request": body, "receipt": receipt}
+    if is_embedded:
+        content["models"] = {"target": "embedded:target", "drafter": "embedded:drafter"}
+    try:
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror}")
+
+
+def warn_of_foreign(texts: Mapping[str, str], question: str) -> None:
+    """Say of texts that the embedded models cannot understand that they cannot."""
+    from rapid.embedded.wording import unknown_share
+
+    texts = texts or {"the question": question}
+    shares = {name: unknown_share(text) for name, text in texts.items()}
+    name = max(shares, key=lambda each: shares[each])
+    if shares[name] > _FOREIGN:
+        note(
+            "this server's models understand only documents that 'rapid sample-document' has made, "
+            f"and {shares[name]:.0%} of the words of {name} are unknown to them: for English text "
+            "of your own, start the server with 'make run-text'"
+        )
+
+
+def _name_of(client: httpx.Client, file_id: str) -> str:
+    """Return the name of a file that the server keeps."""
+    response = client.get(f"/v1/files/{file_id}")
+    if response.status_code != 200:
+        refuse(response.status_code, response.content)
+    return str(response.json()["filename"])
+
+
+def _table(receipt: _Json, final: _Json) -> Table:
+    table = make_title_table()
+    for name in ("mode", "reason", "contract"):
+        table.add_row(name, str(receipt[name]))
+    table.add_row("settings", "  ".join(f"{name} {receipt[name]}" for name in _SETTINGS.split()))
+    drafted, accepted = receipt["drafted"], receipt["accepted"]
+    share = f" ({accepted / drafted:.0%})" if drafted else ""
+    table.add_row("drafts", f"{accepted} of {drafted} tokens accepted{share}")
+    plain = receipt.get("plain_rounds", 0)
+    table.add_row("rounds", f"{receipt['rounds']}" + (f", {plain} of them plain" if plain else ""))
+    if lost := [position for position in receipt.get("plain_from", []) if position is not None]:
+        table.add_row("without drafter", f"from token {lost[0]}")
+    for index, chunk in enumerate(receipt["chunks"]):
+        where = f"{chunk['document']} [{chunk['start']}:{chunk['end']}]"
+        table.add_row("" if index else "chunks", f"{where}  score {chunk['score']:.3f}")
+    timings = (f"{name} {ms:.0f}" for name, ms in receipt["timings_ms"].items())
+    table.add_row("milliseconds", "  ".join(timings))
+    if usage := final.get("usage"):
+        cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+        read = f"{usage['prompt_tokens']} read ({cached} cached)"
+        table.add_row("tokens", f"{read}, {usage['completion_tokens']} written")
+    if metrics := final.get("metrics"):
+        table.add_row("tokens per second", f"{metrics['tokens_per_second']:.1f}")
+    return table

@@ -1,0 +1,107 @@
+"""The files that a question names, as documents: what is said of them, and whether they fit."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from deployments.cli.terminal import USAGE, Waiting, err, fail, note
+
+if TYPE_CHECKING:
+    from library.parsing import ParsedText
+
+_ENCODINGS = {"cp1252": "Windows-1252 (Latin-1)", "utf-8": "UTF-8 with broken places"}
+_QUICK_S = 2.0  # a thousand pages take longer; nobody wonders before
+_MOST_NAMED = 3  # of the largest documents
+
+
+def read_documents(paths: Sequence[Path]) -> dict[str, ParsedText]:
+    """Return the texts of files, folders and patterns by their names; `-` is standard input.
+
+    A file that cannot be read ends the command with a sentence for each such file.
+    """
+    from library.parsing.local_files import STANDARD_INPUT, read_files
+
+    if not paths:
+        return {}
+    waiting = Waiting("reading files")
+    began = time.monotonic()
+
+    def tell(path: Path, done: int, pages: int) -> None:
+        if time.monotonic() - began > _QUICK_S:
+            waiting.say(f"reading {path.name}: page {done} of {pages}")
+
+    try:
+        read = read_files(paths, sys.stdin.buffer if STANDARD_INPUT in paths else None, tell)
+    finally:
+        waiting.stop()
+    if read.problems:
+        for problem in read.problems[:-1]:
+            err.print(f"error: {problem}", soft_wrap=True, highlight=False, markup=False)
+        fail(read.problems[-1], USAGE)
+    if read.num_hidden or read.num_other:
+        note(
+            f"passed over: {read.num_hidden} hidden, {read.num_other} that are no text, Markdown, "
+            "HTML, PDF or DOCX, or are empty"
+        )
+    if not read.files:
+        fail("nothing there can be read: name text, Markdown, HTML, PDF or DOCX files", USAGE)
+    for file in read.files:
+        if guess := file.parsed.guessed:
+            called = _ENCODINGS.get(guess, guess)
+            note(f"{file.name} is not plain UTF-8: read as {called}; check its special letters")
+    return {file.name: file.parsed for file in read.files}
+
+
+def check_sizes(body: Mapping[str, Any], card: Mapping[str, Any]) -> bytes:
+    """Return a request's body as bytes; one that the server would not take ends the command.
+
+    Args:
+        body: The body.
+        card: The model's, as ``GET /v1/models`` has it; limits that it does not name are not
+            looked at.
+    """
+    limits = card.get("rapid", {})
+    documents = body.get("rapid", {}).get("documents", ())
+    most = limits.get("max_documents")
+    if most is not None and len(documents) > most:
+        fail(
+            f"there are {len(documents):,} documents, and this server takes {most:,} in a "
+            "question: name fewer, or a smaller folder",
+            USAGE,
+        )
+    num_chars = sum(len(each["text"]) for each in documents)
+    num_chars += sum(len(each["content"]) for each in body["messages"])
+    most = limits.get("max_characters")
+    if most is not None and num_chars > most:
+        _refuse_size(documents, num_chars, most, "characters")
+    content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    most = limits.get("max_body_bytes")
+    if most is not None and len(content) > most:
+        _refuse_size(documents, len(content), most, "bytes")
+    return content
+
+
+def _refuse_size(
+    documents: Sequence[Mapping[str, str]], size: int, most: int, unit: str
+) -> NoReturn:
+    largest = sorted(documents, key=lambda each: -len(each["text"]))
+    named = [f"{each['name']} has {_mega(len(each['text']))}" for each in largest[:_MOST_NAMED]]
+    if len(documents) > _MOST_NAMED:
+        named.append(f"{len(documents) - _MOST_NAMED} more")
+    typed = f"api.{'max_characters' if unit == 'characters' else 'max_body_bytes'}"
+    fail(
+        f"{', '.join(named) or 'the question is too long'}; that is {_mega(size)} together, and "
+        f"this server takes {_mega(most)} ({most:,} {unit}) in a question: name fewer or smaller "
+        f"files, or raise {typed} in its configuration",
+        USAGE,
+    )
+
+
+def _mega(size: int) -> str:
+    """Return a size in MB; a character of English has one byte."""
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e6:,.3f} MB"

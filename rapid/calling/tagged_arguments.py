@@ -1,0 +1,230 @@
+"""Arguments that models write between tags, one by one: their types, their text, their grammar.
+
+A text stands there as it is, and anything else as JSON. Which of them a value is, the schema of the
+tool's parameters says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rapid.constraints.structured_outputs import UnusableGrammar, compile_schema
+
+KINDS = ("string", "integer", "number", "boolean", "null", "array", "object")
+ANY_KIND = frozenset(KINDS)
+_MOST_REFERENCES = 32  # that lead from one to the next, before they are taken for a circle
+_NAME = re.compile(r"[^<>\s](?:[^<>\n]*[^<>\s])?")  # of a parameter, so that tags can be read back
+# What may be said of a value that may be a text; between tags no more could be enforced of one.
+_OF_TEXTS = {"type", "title", "description", "default", "examples", "anyOf", "oneOf", "$ref"}
+_OF_OBJECTS = ("anyOf", "oneOf", "allOf", "$ref", "patternProperties", "not", "if")
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentTags:
+    """What stands before and behind the value of an argument.
+
+    Attributes:
+        before: With ``%s`` for its name.
+        after: Its white space, before and behind the tag, belongs to no value.
+    """
+
+    before: str
+    after: str
+
+    @property
+    def closing(self) -> str:
+        """The tag behind a value."""
+        return self.after.strip()
+
+    @property
+    def padding(self) -> str:
+        """The white space between a value and the tags around it."""
+        return self.after[: self.after.index(self.closing)]
+
+    def write(self, arguments: str) -> str:
+        """Return arguments, given as a JSON object, as a model writes them."""
+        given: dict[str, Any] = json.loads(arguments)
+        return "".join(
+            self.before % name + (value if isinstance(value, str) else _spell(value)) + self.after
+            for name, value in given.items()
+        )
+
+
+def find_kinds(parameters: str) -> dict[str, frozenset[str]]:
+    """Return the JSON types that the parameters of a tool may have, by their names."""
+    root = json.loads(parameters)
+    given = root.get("properties")
+    named = given.items() if isinstance(given, dict) else ()
+    return {name: _find_kinds(each, root, _MOST_REFERENCES) for name, each in named}
+
+
+def _find_kinds(schema: Any, root: Any, num_left: int) -> frozenset[str]:
+    if not isinstance(schema, dict) or not num_left:
+        return ANY_KIND
+    if "$ref" in schema:
+        return _find_kinds(_follow(schema["$ref"], root), root, num_left - 1)
+    if "const" in schema or isinstance(schema.get("enum"), list):
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        return frozenset().union(*map(kinds_of, values))
+    if "type" in schema:
+        given = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        kinds = frozenset(each for each in KINDS if each in given)
+        return kinds | ({"integer"} if "number" in kinds else set())
+    for name in ("anyOf", "oneOf"):
+        if isinstance(schema.get(name), list) and schema[name]:
+            found = (_find_kinds(each, root, num_left - 1) for each in schema[name])
+            return frozenset().union(*found)
+    return ANY_KIND
+
+
+def _follow(reference: Any, root: Any) -> Any:
+    """Return what a reference within a schema names; None if it is not there."""
+    path = reference.split("/") if isinstance(reference, str) else [""]
+    found = root if path[0] == "#" else None
+    for each in path[1:]:
+        key = each.replace("~1", "/").replace("~0", "~")
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def kinds_of(value: Any) -> set[str]:
+    """Return the JSON types of a value; a whole number is of two."""
+    if value is None:
+        return {"null"}
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int | float):
+        return {"number", "integer"} if isinstance(value, int) else {"number"}
+    if isinstance(value, str):
+        return {"string"}
+    return {"array"} if isinstance(value, list) else {"object"}
+
+
+def read_value(text: str, kinds: frozenset[str]) -> str:
+    """Return the value that a model wrote, as JSON; what is of no other type is a text."""
+    said = text.strip()
+    if said in ("True", "False", "None"):  # as templates of Jinja write them
+        said = {"None": "null"}.get(said, said.lower())
+    try:
+        value = json.loads(said)
+    except (ValueError, RecursionError):
+        return _spell(text)
+    return _spell(value) if kinds_of(value) & (kinds - {"string"}) else _spell(text)
+
+
+def _spell(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def write_rules(
+    index: int, schema: Mapping[str, Any], tags: ArgumentTags, special: Mapping[str, int]
+) -> list[str]:
+    """Return the rules of a grammar, of which ``arguments_<index>`` is for arguments of a schema.
+
+    They stand in the order of the schema, as they do in JSON.
+
+    Args:
+        index: Number of the tool.
+        schema: Of its parameters.
+        tags: What stands around values.
+        special: The ids of the tags that are tokens of their own.
+
+    Raises:
+        UnusableGrammar: It cannot be enforced between tags.
+    """
+    compile_schema(dict(schema))  # so that what follows is sure of its parts
+    open_by = next((each for each in _OF_OBJECTS if each in schema), None)
+    if open_by is not None or schema.get("additionalProperties"):
+        _refuse(open_by or "additionalProperties")
+    properties = schema.get("properties", {})
+    required = schema.get("required", ())
+    if {*required} - {*properties}:
+        _refuse("required")
+    shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
+    parts, rules = [], []
+    for number, (name, given) in enumerate(properties.items()):
+        if not _NAME.fullmatch(name):
+            raise UnusableGrammar(f"has a parameter whose name no tag can have: {name!r}")
+        rule = f"argument_{index}_{number}"
+        parts.append(rule if name in required else f"{rule}?")
+        before = spell_text(tags.before % name, special)
+        value = _write_value(f"value_{index}_{number}", given, schema, shared, tags, special)
+        rules += [f"{rule}: {before} {value[0]}", *value[1:]]
+    return [f"arguments_{index}: {' '.join(parts) or json.dumps('')}", *rules]
+
+
+def _write_value(
+    rule: str,
+    given: Any,
+    root: Mapping[str, Any],
+    shared: Mapping[str, Any],
+    tags: ArgumentTags,
+    special: Mapping[str, int],
+) -> list[str]:
+    """Return how a value and its closing tag are written, and then the rules for that."""
+    kinds, after = _find_kinds(given, root, _MOST_REFERENCES), spell_text(tags.after, special)
+    if "string" not in kinds:
+        return [f"{rule} {after}", f"{rule}: %json {json.dumps(shared | given)}"]
+    target, num_left = given, _MOST_REFERENCES
+    while num_left and isinstance(target, dict) and "$ref" in target:
+        target, num_left = _follow(target["$ref"], root), num_left - 1
+    if isinstance(target, dict) and {"const", "enum"} & target.keys():
+        values = [target["const"]] if "const" in target else target["enum"]
+        texts = (each if isinstance(each, str) else _spell(each) for each in values)
+        return [f"{rule} {after}", f"{rule}: {' | '.join(map(json.dumps, texts))}"]
+    _check_text(given, root, _MOST_REFERENCES)
+    return [f"{rule}", *write_text(rule, tags, special)]
+
+
+def _check_text(schema: Any, root: Mapping[str, Any], num_left: int) -> None:
+    """Refuse what is said of a value that may be a text and could not be enforced."""
+    if not isinstance(schema, dict):
+        return
+    if (found := next((each for each in schema if each not in _OF_TEXTS), None)) is not None:
+        _refuse(found)
+    if not num_left:
+        _refuse("$ref")
+    if "$ref" in schema:
+        _check_text(_follow(schema["$ref"], root), root, num_left - 1)
+    for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        _check_text(each, root, num_left - 1)
+
+
+def write_text(rule: str, tags: ArgumentTags, special: Mapping[str, int]) -> list[str]:
+    """Return the rules of a text with its closing tag, of which `rule` is the first."""
+    after = spell_text(tags.after, special)
+    if tags.closing in special:  # which is in no text
+        return [f"{rule}: TEXT {after}"]
+    return [f"{rule}[lazy]: TEXT {after}"]
+
+
+def write_any_rules(tags: ArgumentTags, special: Mapping[str, int]) -> list[str]:
+    """Return the rules of ``arguments`` that may be any."""
+    before, behind = (spell_text(each, special) for each in tags.before.split("%s"))
+    pair = f"argument: {before} NAME {behind} value"
+    return [
+        "arguments: argument*",
+        pair,
+        rf"NAME: /{_NAME.pattern}/",
+        *write_text("value", tags, special),
+    ]
+
+
+def spell_text(text: str, special: Mapping[str, int]) -> str:
+    """Return a text in Lark's syntax, with special tokens by their ids."""
+    marks = "|".join(map(re.escape, special)) or "(?!)"
+    pieces = re.split(f"({marks})", text)
+    return " ".join(
+        f"<[{special[each]}]>" if each in special else json.dumps(each) for each in pieces if each
+    )
+
+
+def _refuse(keyword: str) -> None:
+    raise UnusableGrammar(
+        f"has a schema that cannot be enforced in the form of this model's calls: leave out "
+        f"{keyword!r}, or let the model choose whether it calls"
+    )

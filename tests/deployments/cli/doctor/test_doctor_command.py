@@ -1,0 +1,63 @@
+"""`rapid doctor`: what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from deployments.cli.doctor.check_result import CheckResult
+from deployments.cli.doctor.checklist import CHECKS, Diagnosis, diagnose
+from deployments.cli.doctor.machine import Machine
+from tests.deployments.cli.command import rapid
+from tests.deployments.cli.doctor.healthy import HEALTHY, shipped, write_config
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A folder in which nothing runs, on a machine on which all is well, and its free port."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("deployments.cli.doctor.configuration_checks.why_taken", lambda *_: None)
+    monkeypatch.setattr(Machine, "look", lambda: HEALTHY)
+    return tmp_path
+
+
+def test_where_all_is_well_nothing_is_to_be_mended(elsewhere):
+    diagnosis = diagnose(shipped(), HEALTHY)
+    assert [each for each in diagnosis.findings if each.mark != "ok"] == []
+    assert len(diagnosis.findings) == len(CHECKS)
+    assert len({each.check for each in diagnosis.findings}) == len(CHECKS)
+
+
+def test_the_exit_status_is_that_of_the_worst(elsewhere, monkeypatch):
+    path = str(write_config(elsewhere))
+    assert rapid("doctor", path).exit_code == 0
+    monkeypatch.setattr(Machine, "look", lambda: replace(HEALTHY, load=99.0))
+    result = rapid("doctor", path, env={"COLUMNS": "200"})
+    assert result.exit_code == 1
+    assert "see `top`" in result.stdout
+    mistaken = rapid("doctor", str(write_config(elsewhere, api={"max_choices": 0})), "--json")
+    assert mistaken.exit_code == 2
+    told = json.loads(mistaken.stdout)
+    assert {each["check"] for each in told if each["mark"] == "error"} == {"configuration"}
+    assert set(told[0]) == {"check", "mark", "fact", "mend"}
+
+
+def test_serve_refuses_what_cannot_work_in_the_same_words(elsewhere, monkeypatch):
+    monkeypatch.setattr(Machine, "look", lambda: replace(HEALTHY, python=(3, 9), load=99.0))
+    result = rapid("serve", str(write_config(elsewhere)))
+    assert result.exit_code == 1
+    assert "Python 3.9 on Linux x86_64 is too old: make PYTHON=python3.11" in result.stderr
+    assert "99" not in result.stderr
+
+
+def test_a_check_that_fails_itself_says_so(elsewhere):
+    def fail(machine, subject):
+        raise RuntimeError("a mistake of ours")
+
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        diagnose(shipped(), HEALTHY, checks=(fail,))
+    found = diagnose(shipped(), HEALTHY, checks=(lambda *_: CheckResult("x", "error", "y"),))
+    assert isinstance(found, Diagnosis)
+    assert found.status == 2

@@ -1,0 +1,60 @@
+"""An ingress on loopback whose orchestrator says what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from deployments.api.ingress import Ingress
+from deployments.config.api_config import ApiConfig, ModelCard
+from tests.deployments.scripted import ScriptedOrchestrator
+
+
+class Server:
+    """An ingress in a thread, until the test is over."""
+
+    def __init__(
+        self, orchestrator: ScriptedOrchestrator, *, is_embedded: bool = False, **config: object
+    ) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        card = ModelCard(is_embedded=is_embedded)
+        settings = ApiConfig(models={"served": card}, **config)  # type: ignore[arg-type]
+        ingress = Ingress(orchestrator, settings)
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            self._loop = asyncio.get_running_loop()
+            await ingress(scope, receive, send)
+
+        options = uvicorn.Config(serve, log_level="error", lifespan="off", ws="none")
+        self.orchestrator = orchestrator
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._server = uvicorn.Server(options)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
+        self._thread.start()
+
+    def run_soon(self, act: Callable[[], None]) -> None:
+        """Do something on the server's loop, once it answers somebody."""
+        self._loop.call_soon_threadsafe(act)
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+@pytest.fixture
+def serve() -> Iterator[type[Server]]:
+    servers: list[Server] = []
+
+    def start(*script: object, **config: object) -> Server:
+        servers.append(Server(ScriptedOrchestrator(*script), **config))  # type: ignore[arg-type]
+        return servers[-1]
+
+    yield start  # type: ignore[misc]
+    for server in servers:
+        server.close()

@@ -1,0 +1,51 @@
+"""`rapid documents` as programs use it; against a real server it is in tests/end_to_end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.cli import documents_command
+from tests.deployments.cli.command import rapid
+
+FILE = {
+    "id": "file-1",
+    "filename": "a.pdf",
+    "status": "processed",
+    "bytes": 9,
+    "rapid": {"characters": 1200, "pages": 3},
+}
+FAILED = FILE | {"id": "file-2", "status": "error", "status_details": "The file is broken."}
+
+
+@pytest.fixture(autouse=True)
+def server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(client: Any, method: str, path: str, **options: Any) -> Any:
+        if method == "POST":
+            return FAILED if options["files"]["file"][0] == "bad.pdf" else FILE
+        return {"data": [FILE]} if path == "/v1/files" else dict(FILE)
+
+    monkeypatch.setattr(documents_command, "_call", call)
+
+
+def test_lists_and_files_are_json_for_programs() -> None:
+    assert json.loads(rapid("documents", "list", "--json").stdout) == [FILE]
+    assert json.loads(rapid("documents", "show", "file-1", "--json").stdout) == FILE
+
+
+def test_an_upload_is_an_object_too_and_its_failure_a_status(tmp_path: Path) -> None:
+    for name in ("good.pdf", "bad.pdf"):
+        (tmp_path / name).write_bytes(b"%PDF-")
+    good = rapid("documents", "add", str(tmp_path / "good.pdf"), "--json")
+    assert (json.loads(good.stdout), good.exit_code) == (FILE, 0)
+    bad = rapid("documents", "add", str(tmp_path / "bad.pdf"), "--json")
+    assert (json.loads(bad.stdout), bad.exit_code) == (FAILED, 1)
+
+
+def test_people_get_a_table() -> None:
+    shown = rapid("documents", "list").stdout
+    assert "a.pdf" in shown
+    assert "3 pages, 1,200 characters" in shown
