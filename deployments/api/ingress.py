@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.api.accounts.account_routes import AccountRoutes
 from deployments.api.backend.continuing import Cursor, continue_events
 from deployments.api.backend.service import GenerationService
-from deployments.api.console.console_files import ConsoleFiles
+from deployments.api.console.console_files import ConsoleFiles, tidy_path
 from deployments.api.dialects.chat.chat_dialect import ChatDialect
 from deployments.api.dialects.chat.wire import Json, model_card
 from deployments.api.dialects.completions.completion_dialect import CompletionDialect
@@ -255,7 +255,7 @@ class Ingress:
         began = self._clock()
         self._take_new_keys()
         if scope["type"] == "http":
-            _tidy_path(scope)
+            tidy_path(scope)
         status = 500
 
         async def tag_and_send(message: Message) -> None:
@@ -463,16 +463,6 @@ async def _confirm(reserved: Reservation, request: Request, record: RequestRecor
     except TooManyRequests:
         record.mode = None  # what may have begun is taken back
         raise
-
-
-def _tidy_path(scope: Scope) -> None:
-    """Take the slash from the end of a path, where some clients put one, but for the console's."""
-    path: str = scope["path"]
-    bare = path.rstrip("/")
-    if bare == scope.get("root_path", "").rstrip("/"):
-        scope.setdefault("state", {})["is_folder"] = path.endswith("/")
-        bare += "/"
-    scope["path"] = bare
 
 
 async def _health(request: Request) -> Response:

@@ -321,11 +321,14 @@ def a_server_without_a_library_is_sent_the_texts(visit: Visit) -> None:
 def a_document_is_deleted_after_a_question(visit: Visit) -> None:
     page = visit.open()
     visit.add("old.txt", "The code of door 3 is 21.")
+    visit.row("old.txt").get_by_role("button", name="old.txt", exact=True).click()
+    expect(page.locator("#reader-text")).to_have_text("The code of door 3 is 21.")
     for choice, count in (("Keep it", 1), ("Delete it on the server", 0)):
         visit.row("old.txt").get_by_role("button", name="Delete old.txt").click()
         page.get_by_role("button", name=choice).click()
         rows = page.locator("#document-list li").filter(has_text="old.txt")
         expect(rows).to_have_count(count, timeout=WAIT_MS)
+    expect(page.locator("#reader-text")).to_have_text("This document is deleted.")
     page.reload()
     expect(page.locator("#ask-button")).to_be_enabled()
     expect(page.locator("#document-list")).not_to_contain_text("old.txt")

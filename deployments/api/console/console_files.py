@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from deployments.api.gate.authentication import check_callers_place
 from deployments.config.tenants import Tenants
@@ -91,3 +92,13 @@ class ConsoleFiles:
         response = await self._files.get_response(name, request.scope)
         response.headers.update(_HEADERS)
         return response
+
+
+def tidy_path(scope: Scope) -> None:
+    """Take the slash from the end of a path, where some clients put one, but for the console's."""
+    path: str = scope["path"]
+    bare = path.rstrip("/")
+    if bare == scope.get("root_path", "").rstrip("/"):
+        scope.setdefault("state", {})["is_folder"] = path.endswith("/")
+        bare += "/"
+    scope["path"] = bare

@@ -630,7 +630,7 @@ class TestRoutes:
             for path in ("/v1/models", f"/v1/models/{MODEL}", "/ready"):
                 assert (await http.get(f"{path}/")).json() == (await http.get(path)).json()
             assert (await http.post(f"{CHAT}/", json=ASK)).status_code == 200
-            assert (await http.get("/")).status_code == 404
+            assert (await http.get("/nothing/")).status_code == 404
 
     async def test_an_answer_after_its_deadline_is_of_no_use(self):
         never = ScriptedOrchestrator(STARTED, asyncio.Event())
@@ -690,7 +690,7 @@ class TestRoutes:
     @pytest.mark.parametrize(
         ("method", "path", "status"),
         [
-            ("GET", "/", 404),
+            ("GET", "/nothing", 404),
             ("GET", "/v1/files", 404),
             ("POST", "/v1/moderations", 404),
             ("GET", CHAT, 405),

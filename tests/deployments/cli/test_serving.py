@@ -103,7 +103,7 @@ def serving(config: Path, *options: str) -> subprocess.Popen[str]:
         f"server_process.SERVE_COMMAND = ({str(config.parent / 'bin' / 'serve')!r},);"
         "server_process._REST_TIMEOUT_S = 0.1;"
         "model = N(name='m', config=N(is_embedded=False));"
-        "found = N(served=[model], parts={});"
+        "found = N(served=[model], parts={}, api=N(console=True));"
         "serving._examine = lambda path: found;"
         f"app = typer.Typer(); app.command()(serving.serve); app({['config.yaml', *options]!r})"
     )

@@ -4,8 +4,9 @@ import { byId, button, make, plural, Progress } from "./dom.js";
 import { listChosen, listDropped } from "./documents.js";
 
 export class DocumentList {
-  constructor(documents, show, say) {
-    Object.assign(this, { documents, show, say });
+  /** `show(entry)` opens a document, `forget(entry)` closes one that is deleted, `say(text)` tells. */
+  constructor(documents, { show, forget, say }) {
+    Object.assign(this, { documents, show, forget, say });
     this.rows = new Map();
     this.list = byId("document-list");
     byId("choose-files").onclick = () => byId("files").click();
@@ -79,6 +80,7 @@ export class DocumentList {
     if (dialog.returnValue !== "delete") return;
     try {
       await this.documents.remove(entry);
+      this.forget(entry);
       this.say(`${entry.name} is deleted.`);
     } catch (failure) {
       this.say(`${entry.name} is not deleted: ${failure.message}`);

@@ -4,6 +4,7 @@ import { Failure } from "./server.js";
 
 const AT_ONCE = 2; // files on their way; a librarian of the server reads as many at once
 const LOOK_MS = 700; // between two looks at a file that is being read
+const MOST_TRIES = 6; // of one file that is sent to a busy server
 const PAGE = 200; // files listed at once
 const STORE = { name: "Console", metadata: { made_by: "console" } };
 const QUESTIONED = ["user_data", "assistants"]; // purposes of files that one asks about
@@ -95,13 +96,26 @@ export class Documents {
     entry.state = "sending";
     entry.progress = { what: "Sending", done: 0, of: file.size };
     this.changed(entry);
-    const sent = await this.server.upload(file, entry.name, (done, of) => {
-      entry.progress = { what: "Sending", done, of };
-      this.changed(entry);
-    });
-    entry.id = sent.id;
-    await this.index(sent.id);
+    entry.id = (await this.upload(entry, file)).id;
+    await this.index(entry.id);
     await this.follow(entry);
+  }
+
+  /** Sends a file, again and again where the server is busy. */
+  async upload(entry, file) {
+    for (let tries = 1; ; tries += 1) {
+      try {
+        return await this.server.upload(file, entry.name, (done, of) => {
+          entry.progress = { what: "Sending", done, of };
+          this.changed(entry);
+        });
+      } catch (failure) {
+        if (![429, 503].includes(failure.status) || tries === MOST_TRIES) throw failure;
+        entry.progress = { what: "Waiting for the server, which is busy", done: 0, of: 0 };
+        this.changed(entry);
+        await pause(1000 * (failure.waitS ?? 1));
+      }
+    }
   }
 
   /** Looks at a file until it is read, and its passages indexed where that was begun. */
@@ -136,6 +150,8 @@ export class Documents {
     try {
       const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
       entry.text = text;
+      // The names of texts are all that tells them apart, so the newest of a name takes its place.
+      this.all = this.all.filter((each) => each === entry || each.name !== entry.name);
       Object.assign(entry, { id: entry.name, state: "ready", detail: length(text.length) });
     } catch {
       throw new Failure(400, "This server keeps no files, so only texts in UTF-8 can be asked about.");

@@ -18,7 +18,7 @@ const documents = new Documents(server, (entry) => {
   tellChosen();
 });
 const reader = new Reader(documents, changeView);
-const list = new DocumentList(documents, (entry) => reader.open(entry), say);
+const list = new DocumentList(documents, { show: (entry) => reader.open(entry), forget: (entry) => reader.forget(entry), say });
 const conversation = new Conversation(server, documents, { openSource, showCode, askForKey, settings, changed: showBusy });
 let isReady = false;
 

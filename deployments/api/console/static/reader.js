@@ -90,6 +90,11 @@ export class Reader {
     byId("reader-text").replaceChildren(make("p", {}, note));
   }
 
+  /** Shows a document no more that is deleted. */
+  forget(document_) {
+    if (this.shown === document_) this.clear("This document is deleted.");
+  }
+
   goBack() {
     this.changeView("conversation");
     this.opener?.focus();

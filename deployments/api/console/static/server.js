@@ -89,7 +89,8 @@ export class Server {
       request.open("POST", this.url("v1/files"));
       for (const [header, value] of Object.entries(this.headers)) request.setRequestHeader(header, value);
       request.upload.onprogress = (event) => tell(event.loaded, event.total);
-      request.onerror = () => reject(Failure.lost);
+      // A server that refuses a large file before its end closes the connection, and is not heard.
+      request.onerror = () => reject(new Failure(0, "The connection was lost, or the file is larger than the server takes."));
       request.onload = () => {
         if (request.status === 200) resolve(JSON.parse(request.responseText));
         else reject(Failure.read(request.status, request.responseText, request.getResponseHeader("retry-after")));
