@@ -140,6 +140,8 @@ def write_rules(
     open_by = next((each for each in _OF_OBJECTS if each in schema), None)
     if open_by is not None or schema.get("additionalProperties"):
         _refuse(open_by or "additionalProperties")
+    if "properties" not in schema and "additionalProperties" not in schema:
+        return write_any_rules(tags, special, f"_{index}")
     properties = schema.get("properties", {})
     required = schema.get("required", ())
     if {*required} - {*properties}:
@@ -202,15 +204,14 @@ def write_text(rule: str, tags: ArgumentTags, special: Mapping[str, int]) -> lis
     return [f"{rule}[lazy]: TEXT {after}"]
 
 
-def write_any_rules(tags: ArgumentTags, special: Mapping[str, int]) -> list[str]:
-    """Return the rules of ``arguments`` that may be any."""
+def write_any_rules(tags: ArgumentTags, special: Mapping[str, int], suffix: str = "") -> list[str]:
+    """Return the rules of ``arguments``, with a suffix, that may be any."""
     before, behind = (spell_text(each, special) for each in tags.before.split("%s"))
-    pair = f"argument: {before} NAME {behind} value"
     return [
-        "arguments: argument*",
-        pair,
-        rf"NAME: /{_NAME.pattern}/",
-        *write_text("value", tags, special),
+        f"arguments{suffix}: argument{suffix}*",
+        f"argument{suffix}: {before} NAME{suffix} {behind} value{suffix}",
+        f"NAME{suffix}: /{_NAME.pattern}/",
+        *write_text(f"value{suffix}", tags, special),
     ]
 
 

@@ -108,7 +108,7 @@ USUAL: dict[str, tuple[dict[str, list[Any]], set[str] | None]] = {
         {"model", "prompt", "stream", "n", "echo", "logprobs", "max_tokens"},
     ),
     "/v1/responses": (
-        {"model": ["m"], "input": ["Which?"]},
+        {"model": ["m"], "input": ["Which?"], "background": [True, False]},
         {"model", "input", "previous_response_id", "stream", "background", "metadata", "tools"},
     ),
     "/v1/responses/compact": (
@@ -118,7 +118,13 @@ USUAL: dict[str, tuple[dict[str, list[Any]], set[str] | None]] = {
     "/tokenize": ({"model": ["m"], "prompt": ["A door"]}, {"model", "prompt"}),
     "/detokenize": ({"model": ["m"], "tokens": [[3, 4]]}, {"model", "tokens"}),
     "/v1/embeddings": ({"model": ["m"], "input": ["A door"]}, None),
-    "/v1/rerank": ({"model": ["m"], "query": ["Which?"], "documents": [["A door"]]}, None),
+    **dict.fromkeys(
+        ("/v1/rerank", "/rerank"),
+        (
+            {"model": ["m"], "query": ["Which?"], "documents": [["A door"]]},
+            {"model", "query", "documents", "top_n"},
+        ),
+    ),
 }
 NASTY_TYPES = ["", "text/plain", "application/json; charset=utf-16", "multipart/form-data"]
 FORM = "multipart/form-data; boundary=x; charset="

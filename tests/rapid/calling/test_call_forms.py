@@ -196,3 +196,11 @@ def test_what_cannot_be_enforced_between_tags_is_any_or_refused(family: str, sch
     assert is_allowed(family, grammar_of(family, Tools((tool,))), told)
     with pytest.raises(BadRequest, match="tools has a "):
         grammar_of(family, Tools((tool,), must_call=True))
+
+
+@pytest.mark.parametrize("family", ["qwen_coder", "glm"])
+def test_an_object_without_properties_has_any(family: str):
+    form, tools = text_of(family).call_form, Tools((Tool("f", '{"type": "object"}'),), True)
+    for arguments in ("{}", '{"a": "b", "c": [1]}'):
+        told = form.write([ToolCall("", "f", arguments)])
+        assert is_allowed(family, grammar_of(family, tools), told)

@@ -184,6 +184,8 @@ class BackgroundAnswers:
     async def _save(self, *answers: RunningAnswer) -> None:
         """Write how far answers are, and give up those that are not this ingress's any more."""
         ours = [each for each in answers if not each.reply.is_ending]
+        if not ours:
+            return
         grown = {each: each.reply.growth for each in ours}
         state = {each: (one.response["status"], len(one.steps)) for each, one in grown.items()}
         new = [one for each, one in grown.items() if state[each] != each.saved]
