@@ -283,7 +283,7 @@ class TestAway:
     async def test_a_database_that_says_nothing_is_not_waited_for_without_end(
         self, postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr("library.database._WAIT_S", 0.3)
+        monkeypatch.setattr("library.database._WAIT_S", 2.0)
         async with cut_world(postgres, tmp_path, monkeypatch) as (line, world):
             await line.open()
             await world.upload()
