@@ -405,6 +405,10 @@ def a_chosen_folder_is_added_file_by_file(visit: Visit) -> None:
     page.set_input_files("#folder", folder)
     name = f"{folder.name} › requirements.txt"
     expect(visit.row(name)).to_have_attribute("data-state", "ready", timeout=WAIT_MS)
+    page.reload()  # what was there before is listed, and chosen by a person alone
+    expect(visit.row(name).get_by_role("checkbox")).not_to_be_checked(timeout=WAIT_MS)
+    page.click("#choose-all")
+    expect(visit.row(name).get_by_role("checkbox")).to_be_checked()
 
 
 def drop(page: Page, name: str, text: str) -> None:

@@ -30,11 +30,13 @@ export function listWarnings({ receipt, finish }, hasDocuments) {
     hasDocuments && !isAbout && "Nothing in the documents is about this question: check the answer.",
     isAbout && is_fallback && `Answered with less than the mode asks for: ${reason}.`,
     sections && `The documents did not fit, so the model read ${plural(sections.length, "passage")} of them.`,
-    left_out && `${plural(left_out.length, "earlier message")} did not fit and ${left_out.length === 1 ? "was" : "were"} left out.`,
+    left_out && `Left out, as it did not fit: ${plural(left_out.length, "earlier message")}.`,
     finish === "length" && "The answer ended at its length limit.",
     hasDocuments && isAbout && without && `${plural(without, "statement")} without a source.`,
   ].filter(Boolean);
 }
+
+const shorten = (quote) => (quote.length > 160 ? `${quote.slice(0, 160)}…` : quote); // two lines
 
 function countUp(tell) {
   const began = performance.now();
@@ -172,7 +174,7 @@ export class Answer {
   listOf(sources) {
     const items = sources.map((source, index) => {
       const open = button(`[${index + 1}] ${source.place}`, () => this.actions.openSource(source), { class: "source" });
-      const quote = source.quote ? make("q", {}, source.quote.length > 160 ? `${source.quote.slice(0, 160)}…` : source.quote) : null;
+      const quote = source.quote ? make("q", {}, shorten(source.quote)) : null;
       return make("li", {}, open, make("span", { class: "why" }, ` ${source.why}`), quote);
     });
     return make("ol", { class: "sources", "aria-label": "Sources" }, ...items);
@@ -188,8 +190,8 @@ export class Answer {
     } else if (failure.status === 413) {
       note.append(`This is too large for the server: ${failure.message}`);
     } else if (failure.code === "context_length_exceeded") {
-      note.append(make("strong", {}, this.hasDocuments ? "The documents are too long for this model." : "This is too long for this model."));
-      note.append(make("p", {}, failure.message));
+      const what = this.hasDocuments ? "The documents are" : "This is";
+      note.append(make("strong", {}, `${what} too long for this model.`), make("p", {}, failure.message));
       if (this.hasDocuments) {
         note.append(
           again("Read the best passages that fit", { too_long: "sections" }),

@@ -66,7 +66,8 @@ export class Conversation {
     this.hint.remove();
     const isCompared = bodies.length > 1;
     const answers = bodies.map((body) => this.answer(question, body, isCompared ? body.rapid.mode : null));
-    const columns = make("div", { class: isCompared ? "answers compared" : "answers" }, ...answers.map((each) => each.node));
+    const nodes = answers.map((each) => each.node);
+    const columns = make("div", { class: isCompared ? "answers compared" : "answers" }, ...nodes);
     this.list.append(make("article", { class: "turn" }, make("h3", {}, question), columns));
     this.follows = true;
     this.followEnd();

@@ -53,10 +53,12 @@ export class DocumentList {
     const none = keeps
       ? "No documents yet. Text, Markdown, HTML, PDF and DOCX can be read."
       : "This server keeps no files: texts stay in this page and are sent with each question.";
-    byId("documents-note").textContent = all.length ? `${chosen.length} of ${plural(all.length, "document")} chosen` : none;
+    const some = `${chosen.length} of ${plural(all.length, "document")} chosen`;
+    byId("documents-note").textContent = all.length ? some : none;
     byId("more-documents").hidden = after === null;
     byId("choose-all").hidden = all.length < 2;
-    byId("choose-all").textContent = chosen.length && all.every((each) => each.chosen || each.state !== "ready") ? "Choose none" : "Choose all";
+    const isAll = chosen.length > 0 && all.every((each) => each.chosen || each.state !== "ready");
+    byId("choose-all").textContent = isAll ? "Choose none" : "Choose all";
   }
 
   updateAll() {
@@ -67,7 +69,8 @@ export class DocumentList {
       this.rows.get(entry).update();
     }
     const nodes = all.map((entry) => this.rows.get(entry).node);
-    const isSame = nodes.length === this.list.children.length && nodes.every((node, i) => node === this.list.children[i]);
+    const { children } = this.list;
+    const isSame = nodes.length === children.length && nodes.every((node, i) => node === children[i]);
     if (!isSame) this.list.replaceChildren(...nodes); // moving nodes would lose the focus
   }
 

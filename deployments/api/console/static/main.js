@@ -18,8 +18,18 @@ const documents = new Documents(server, (entry) => {
   tellChosen();
 });
 const reader = new Reader(documents, changeView);
-const list = new DocumentList(documents, { show: (entry) => reader.open(entry), forget: (entry) => reader.forget(entry), say });
-const conversation = new Conversation(server, documents, { openSource, showCode, askForKey, settings, changed: showBusy });
+const list = new DocumentList(documents, {
+  show: (entry) => reader.open(entry),
+  forget: (entry) => reader.forget(entry),
+  say,
+});
+const conversation = new Conversation(server, documents, {
+  openSource,
+  showCode,
+  askForKey,
+  settings,
+  changed: showBusy,
+});
 let isReady = false;
 
 function say(text, kind = "") {
@@ -36,8 +46,8 @@ function changeView(view) {
 }
 
 function settings() {
-  const temperature = byId("temperature").value;
-  return { model: byId("model").value, mode: byId("mode").value, temperature: temperature === "" ? null : Number(temperature) };
+  const [model, mode, given] = ["model", "mode", "temperature"].map((id) => byId(id).value);
+  return { model, mode, temperature: given === "" ? null : Number(given) };
 }
 
 function openSource(source) {

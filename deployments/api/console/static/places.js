@@ -48,7 +48,8 @@ export function listSources(receipt) {
   }
   if (!sources.length) {
     for (const each of receipt.chunks ?? []) {
-      sources.push({ place: namePlace(each), why: "found for the question", part: each, start: each.start, end: each.end });
+      const { start, end } = each;
+      sources.push({ place: namePlace(each), why: "found for the question", part: each, start, end });
     }
   }
   return { sources, marks: [...marks.values()] };

@@ -90,7 +90,8 @@ export class Server {
       for (const [header, value] of Object.entries(this.headers)) request.setRequestHeader(header, value);
       request.upload.onprogress = (event) => tell(event.loaded, event.total);
       // A server that refuses a large file before its end closes the connection, and is not heard.
-      request.onerror = () => reject(new Failure(0, "The connection was lost, or the file is larger than the server takes."));
+      const lost = "The connection was lost, or the file is larger than the server takes.";
+      request.onerror = () => reject(new Failure(0, lost));
       request.onload = () => {
         if (request.status === 200) resolve(JSON.parse(request.responseText));
         else reject(Failure.read(request.status, request.responseText, request.getResponseHeader("retry-after")));
