@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rapid.messages import Document, Message
+from rapid.chat_messages import Document, Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,10 @@ from library.library_access import Library
 from library.parsing import FileReaders, ParsedText, UnreadableFile
 from library.schema import FileRow, JobRow, StoreFileRow
 from library.stored_files import layout_of, original_of, text_of
+from rapid.chat_messages import Document, DocumentRef
 from rapid.engine_status import Erasure
 from rapid.errors import BadRequest, LibraryUnavailable, Overloaded, RapidError
 from rapid.events import Reading, Tell
-from rapid.messages import Document, DocumentRef
 
 _log = logging.getLogger(__name__)
 

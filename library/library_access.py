@@ -22,8 +22,8 @@ from library.schema import FileRow
 from library.stored_documents import StoredDocuments
 from library.stored_files import StoredFiles
 from library.vector_stores import VectorStores
+from rapid.chat_messages import Document, DocumentRef
 from rapid.engine_status import Erasure
-from rapid.messages import Document, DocumentRef
 
 _AT_ONCE = 100  # expired files of one transaction
 

@@ -30,7 +30,7 @@ class FileRow(Base):
     Attributes:
         status: ``uploaded`` until it is read, then ``processed``, or ``error``; ``deleting`` once
             its deletion was asked for.
-        digest: Hash of its text, as `rapid.messages.DocumentRef` has it; None until it is read.
+        digest: Hash of its text, as of `rapid.chat_messages.Document`; None until it is read.
         prefill: Whether a target has read it in advance: ``queued``, ``done``, or ``failed: why``;
             None where that was not asked for.
     """

@@ -18,9 +18,9 @@ from library.parsing import Layout
 from library.schema import FileRow, StoreFileRow
 from library.stored_files import StoredFiles, layout_of, text_of
 from library.vector_stores import VectorStores
+from rapid.chat_messages import Document, DocumentRef
 from rapid.engine_status import Erasure
 from rapid.errors import BadRequest, DocumentNotReady, UnknownDocument
-from rapid.messages import Document, DocumentRef
 
 _KEPT_CHARS = 64 * 2**20  # of texts that were asked for last, in one process
 

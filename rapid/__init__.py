@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rapid.chat_messages import Document, Message
     from rapid.config import PromptLookup, SamplingConfig, SpeculationConfig, WindowDrafting
     from rapid.events import Reading
     from rapid.generation import Generation, generate, load
-    from rapid.messages import Document, Message
     from rapid.pair import Answer, Pair
     from rapid.pair import open_pair as open
     from rapid.transfers import register_transfer
@@ -33,7 +33,7 @@ _NAMES_OF = {
     "rapid.config": ("PromptLookup", "SamplingConfig", "SpeculationConfig", "WindowDrafting"),
     "rapid.events": ("Reading",),
     "rapid.generation": ("Generation", "generate", "load"),
-    "rapid.messages": ("Document", "Message"),
+    "rapid.chat_messages": ("Document", "Message"),
     "rapid.pair": ("Answer", "Pair", "open"),
     "rapid.transfers": ("register_transfer",),
 }

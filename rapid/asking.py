@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal, TypedDict
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from rapid.calling.tool_fields import CallingTurn, ToolSettings, check_calls
+from rapid.chat_messages import Document, Message
 from rapid.config import Coupling, Mode, TooLong
 from rapid.errors import BadRequest
-from rapid.messages import Document, GenerateRequest, Message
+from rapid.messages import GenerateRequest
 from rapid.requests import (
     Documents,
     MethodFields,

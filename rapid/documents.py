@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from rapid.chat_messages import Document, DocumentRef
 from rapid.errors import UnknownDocument
-from rapid.messages import Document, DocumentRef
 
 
 def name_text(tenant: str, digest: str) -> str:

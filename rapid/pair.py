@@ -30,6 +30,7 @@ from rapid.answering.prompting import RequestPrompts
 from rapid.answering.request import RequestRun
 from rapid.answering.services import Pools, Services
 from rapid.asking import AskSettings, as_request, in_own_words
+from rapid.chat_messages import Document, Message, ToolCall
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.files import checkpoint_source, read_temperature
 from rapid.checkpoints.text import ChatText
@@ -51,7 +52,6 @@ from rapid.events import (
     ThinkingDelta,
 )
 from rapid.loop_thread import LoopThread
-from rapid.messages import Document, Message, ToolCall
 from rapid.receipt import Receipt
 from retrieval import RetrievalConfig, Retriever, open_retriever
 

@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from rapid.chat_messages import Document, DocumentRef
 from rapid.engine_status import LeaseUsage
 from rapid.events import Tell
-from rapid.messages import Document, DocumentRef, LeaseRequest, PrefillReceipt, Verdict
+from rapid.messages import LeaseRequest, PrefillReceipt, Verdict
 
 if TYPE_CHECKING:
     from rapid.config import WindowDrafting

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+from rapid.chat_messages import Document, Message
 from rapid.errors import BadRequest
-from rapid.messages import Document, Message
 from rapid.ports import Passage
 
 CountTokens = Callable[[str], int]

@@ -25,6 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from rapid.chat_messages import Document, Message
 from rapid.config import MAX_DRAFT, PAPER, Coupling, Finite, KnownTransfer, Mode, TooLong
 from rapid.constraints.structured_outputs import (
     UnusableGrammar,
@@ -34,7 +35,7 @@ from rapid.constraints.structured_outputs import (
     compile_schema,
 )
 from rapid.errors import BadRequest
-from rapid.messages import Document, Message, SpeculationRequest
+from rapid.messages import SpeculationRequest
 
 MAX_STOPS = 4  # as in the API of OpenAI
 MAX_STOP_LENGTH = 1000  # characters of a stop sequence

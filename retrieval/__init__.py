@@ -4,7 +4,7 @@ A script calls `retrieve_context`; a service opens a `Retriever` with `open_retr
 torch, FlagEmbedding and sentence-transformers are imported only where they are used.
 """
 
-from rapid.messages import Document
+from rapid.chat_messages import Document
 from retrieval.bge_m3 import BGEM3Embedder
 from retrieval.chunking import Chunk, RetrievedChunk, chunk_text, hf_token_offsets
 from retrieval.context import RetrievalTimings, RetrievedContext

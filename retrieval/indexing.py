@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from rapid.chat_messages import Document, DocumentRef
 from rapid.errors import RetrievalPending
 from rapid.events import Reading, Tell
-from rapid.messages import Document, DocumentRef
 from retrieval.chunking import Chunk, TokenOffsets, chunk_text
 from retrieval.embedding import Embedder, Embedding
 from retrieval.retrieval_errors import EmbedderFailed

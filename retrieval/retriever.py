@@ -14,9 +14,9 @@ from time import perf_counter
 from typing import Any
 from weakref import WeakValueDictionary
 
+from rapid.chat_messages import Document, DocumentRef
 from rapid.errors import RetrievalPending, UnknownDocument
 from rapid.events import Tell
-from rapid.messages import Document, DocumentRef
 from rapid.threads import Threads
 from retrieval.chunking import TokenOffsets, hf_token_offsets
 from retrieval.context import RetrievalTimings, RetrievedContext

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rapid.chat_messages import Document
 from rapid.events import Finished, GenerationEvent, TextDelta
-from rapid.messages import Document
 from rapid.receipt import Receipt
 from tests.fakes import scripted_token
 

@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from rapid.messages import GenerateRequest, Message, SpeculationRequest
+from rapid.chat_messages import Message
+from rapid.messages import GenerateRequest, SpeculationRequest
 
 ROOT = Path(__file__).parent.parent
 FAKES = "fakes"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from evaluation.tasks import DAY
+from rapid.chat_messages import Document, Message
 from rapid.checkpoints.text import ChatText
 from rapid.embedded.generator import generate_document
-from rapid.messages import Document, Message
 from rapid.prompts import target_messages
 
 

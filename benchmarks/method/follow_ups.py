@@ -37,10 +37,10 @@ from evaluation.loaders import generated, real_text
 from evaluation.tasks import Source
 from rapid.answering.prompting import plan_search
 from rapid.answering.query import choose_query, join_earlier
+from rapid.chat_messages import Document, Message
 from rapid.checkpoints.text import ChatText
 from rapid.embedded.generator import GeneratedQuestion, Span, generate_document
 from rapid.embedded.wording import STYLES
-from rapid.messages import Document, Message
 from rapid.pair import Pair
 from retrieval.embedders import make_embedder
 from retrieval.retriever import Retriever, open_retriever

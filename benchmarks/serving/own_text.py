@@ -30,8 +30,8 @@ import yaml
 from benchmarks.reporting import ROOT, keep, settings, shown, spread, table
 from evaluation.loaders.real_text import load
 from evaluation.tasks import Source
+from rapid.chat_messages import Document
 from rapid.config import EngineConfig, SpeculationConfig
-from rapid.messages import Document
 from rapid.pair import Pair, open_pair
 from retrieval import RetrievalConfig
 

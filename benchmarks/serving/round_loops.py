@@ -14,6 +14,7 @@ from cluster.leases import hold
 from deployments.orchestrator.call_batches import find_shared_calls
 from deployments.orchestrator.ray_verifiers import RayDrafter, RayVerifier
 from rapid.answering.answers import GrowingAnswer
+from rapid.chat_messages import Message
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.estimators import Patience
@@ -21,7 +22,6 @@ from rapid.messages import (
     DraftBlock,
     GenerateRequest,
     LeaseRequest,
-    Message,
     SpeculationRequest,
     Terms,
     Verdict,

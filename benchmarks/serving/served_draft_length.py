@@ -42,12 +42,13 @@ from benchmarks.reporting import interval, keep, table
 from benchmarks.serving.rounds import embedded, local_serve
 from deployments.app import compose
 from deployments.config.serve_config import ServeConfig
+from rapid.chat_messages import Document, Message
 from rapid.config import EngineConfig
 from rapid.embedded.generator import generate_document
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import load_model
 from rapid.events import Finished, TextDelta
-from rapid.messages import Document, GenerateRequest, Message, SpeculationRequest
+from rapid.messages import GenerateRequest, SpeculationRequest
 from rapid.receipt import ChoiceStatistics, Receipt
 
 WAYS: dict[str, dict[str, Any]] = {

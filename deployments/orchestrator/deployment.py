@@ -24,10 +24,11 @@ from rapid.answering.answers import gather_deltas
 from rapid.answering.prompting import TokenizedPrompt
 from rapid.answering.raw_prompts import answer_prompts
 from rapid.answering.request import RequestRun
+from rapid.chat_messages import DocumentRef, Message
 from rapid.checkpoints.text import ChatText
 from rapid.errors import BadRequest, Overloaded, RapidError
 from rapid.events import Finished, GenerationEvent, Started
-from rapid.messages import DocumentRef, GenerateRequest, Message, SpeculationRequest, new_call_id
+from rapid.messages import GenerateRequest, SpeculationRequest, new_call_id
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.relevance import TextVectors
 

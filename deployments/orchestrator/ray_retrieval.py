@@ -11,9 +11,10 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from cluster import routers
 from cluster.circuit_breaker import CIRCUITS
 from cluster.remote_failures import failure_of
+from rapid.chat_messages import Document, DocumentRef
 from rapid.errors import DrafterUnavailable, RapidError, RetrievalUnavailable
 from rapid.events import Reading, Tell
-from rapid.messages import Document, DocumentRef, new_call_id
+from rapid.messages import new_call_id
 from retrieval.context import RetrievedContext
 from retrieval.relevance import TextVectors
 

@@ -17,6 +17,7 @@ from library.library_access import LibraryAccess
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.services import Pools, Services
 from rapid.answering.sources import Drafts
+from rapid.chat_messages import DocumentRef
 from rapid.checkpoints.text import ChatText
 from rapid.config import VllmConfig
 from rapid.documents import InlineDocuments
@@ -28,7 +29,6 @@ from rapid.errors import (
     TargetUnavailable,
 )
 from rapid.estimators import Patience
-from rapid.messages import DocumentRef
 from rapid.ports import DocumentResolver
 from rapid.speculation.pace.round_costs import RoundCosts
 from retrieval.chunking import Chunk, RetrievedChunk

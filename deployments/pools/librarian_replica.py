@@ -17,11 +17,12 @@ from deployments.pools.engine_actor import engines_of
 from library.ingestion import Ingestion
 from library.library_access import Library, forget_text
 from library.library_config import LibraryConfig
+from rapid.chat_messages import Document, DocumentRef
 from rapid.documents import name_text
 from rapid.engine_status import Erasure
 from rapid.errors import LibraryUnavailable, OrchestratorLost, RetrievalUnavailable
 from rapid.events import Reading, Tell
-from rapid.messages import Document, DocumentRef, new_call_id
+from rapid.messages import new_call_id
 
 _AGAIN_S = 2.0  # between two tries to open a library that is away
 _LIBRARIAN = "librarian"  # the pool that every application with files has

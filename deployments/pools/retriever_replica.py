@@ -12,6 +12,7 @@ import numpy as np
 from deployments.config.tenants import TENANT
 from deployments.logs import log_with_serve
 from deployments.metrics import RetrieverMetrics
+from rapid.chat_messages import Document, DocumentRef
 from rapid.checkpoints.text import ChatText
 from rapid.engine_status import Erasure
 from rapid.errors import (
@@ -23,7 +24,6 @@ from rapid.errors import (
     UnknownModel,
 )
 from rapid.events import Reading
-from rapid.messages import Document, DocumentRef
 from retrieval import (
     EmbedderFailed,
     RetrievalConfig,

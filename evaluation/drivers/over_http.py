@@ -17,10 +17,10 @@ from evaluation.items import Item
 from evaluation.results import Json, Result
 from evaluation.systems import BASELINES, DraftKind, System
 from evaluation.tasks import DAY, Condition, Task
+from rapid.chat_messages import Document, Message
 from rapid.checkpoints.text import ChatText
 from rapid.config import Frozen
 from rapid.errors import ConfigurationError, RapidError
-from rapid.messages import Document, Message
 
 _RETRIES = 8
 _MOST_PATIENCE_S = 60.0  # the longest wait, even if Retry-After says more

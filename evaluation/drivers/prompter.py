@@ -14,9 +14,10 @@ from evaluation.corruption import choose_unrelated, corrupt
 from evaluation.items import Item
 from evaluation.tasks import DAY, Condition, RetrievalSettings, Task
 from rapid.answering.prompting import plan_search
+from rapid.chat_messages import Document, Message
 from rapid.checkpoints.text import ChatText
 from rapid.errors import ConfigurationError
-from rapid.messages import Document, Int32Array, Message, as_prompt
+from rapid.messages import Int32Array, as_prompt
 from rapid.prompts import DrafterPlan, drafter_messages, target_messages
 from retrieval import (
     Chunk,

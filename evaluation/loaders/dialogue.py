@@ -16,9 +16,9 @@ from pydantic import Field
 from evaluation.items import Item
 from evaluation.loaders.records import Record, read_records
 from evaluation.tasks import Source
+from rapid.chat_messages import Message
 from rapid.config import Finite, Frozen
 from rapid.errors import ConfigurationError
-from rapid.messages import Message
 
 
 class DialogueOptions(Frozen):

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from evaluation.items import Item
 from evaluation.tasks import Source
+from rapid.chat_messages import Document, Message
 from rapid.config import Frozen
 from rapid.embedded.generator import (
     CHARACTERS_PER_TOKEN,
@@ -26,7 +27,6 @@ from rapid.embedded.generator import (
 )
 from rapid.embedded.wording import DocumentKind
 from rapid.errors import ConfigurationError
-from rapid.messages import Document, Message
 from rapid.prompts import target_messages
 
 SPLITS = ("dev", "test", "test 2", "test 3")

@@ -8,8 +8,8 @@ from pathlib import Path
 from evaluation.items import Item
 from evaluation.loaders.records import Record, read_records
 from evaluation.tasks import Source
+from rapid.chat_messages import Document, Message
 from rapid.errors import ConfigurationError
-from rapid.messages import Document, Message
 
 LETTERS = "ABCD"
 SUMMARY_REQUEST = "Summarize the book."

@@ -9,8 +9,8 @@ from typing import Literal
 from evaluation.items import Item
 from evaluation.loaders.records import read_records
 from evaluation.tasks import Source
+from rapid.chat_messages import Document, Message
 from rapid.config import Frozen
-from rapid.messages import Document, Message
 
 GROUPS = ("difficulty", "length", "domain", "sub_domain")
 CHOICES = ("choice_A", "choice_B", "choice_C", "choice_D")

@@ -24,9 +24,9 @@ from evaluation.texts.text_questions import (
     questions_of,
     span_of,
 )
+from rapid.chat_messages import Document, Message
 from rapid.config import Frozen
 from rapid.errors import ConfigurationError
-from rapid.messages import Document, Message
 
 SPLITS = ("dev", "test")
 DEV_SHARE = 0.25

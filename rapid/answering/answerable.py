@@ -12,8 +12,9 @@ from dataclasses import replace
 from math import exp, inf, log
 
 from rapid.answering.session import Holding
+from rapid.chat_messages import Message
 from rapid.config import SamplingConfig
-from rapid.messages import Message, Terms, TokenLogprobs
+from rapid.messages import Terms, TokenLogprobs
 
 ALTERNATIVES = 20  # tokens among which yes and no are looked for
 _ASKED = (

@@ -17,9 +17,9 @@ from rapid.answering.query import choose_query
 from rapid.answering.run import Run
 from rapid.answering.session import Holding
 from rapid.answering.sources import PoolSource
+from rapid.chat_messages import Document
 from rapid.citing.copies import CitingRule, Claim, find_claims, find_copies, find_near, find_overlap
 from rapid.errors import DrafterUnavailable, RapidError
-from rapid.messages import Document
 from rapid.ports import EnginePool, Passage
 from rapid.receipt import Citations
 

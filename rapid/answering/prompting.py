@@ -21,6 +21,7 @@ from rapid.answering.decisions import Evidence
 from rapid.answering.query import choose_query, join_earlier
 from rapid.answering.sections import drop_worst, join_passages
 from rapid.answering.turns import drop_turns
+from rapid.chat_messages import Document, Message, ThinkingRequest
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.thinking_marks import ThinkingMarks
 from rapid.documents import InlineDocuments
@@ -33,14 +34,7 @@ from rapid.errors import (
     UnknownDocument,
 )
 from rapid.events import Tell
-from rapid.messages import (
-    Document,
-    GenerateRequest,
-    Int32Array,
-    Message,
-    ThinkingRequest,
-    as_prompt,
-)
+from rapid.messages import GenerateRequest, Int32Array, as_prompt
 from rapid.ports import DocumentResolver, Found, Passage, Retrieval
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
 from rapid.receipt import ReadPart

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rapid.messages import Message
+from rapid.chat_messages import Message
 
 TokenOffsets = Callable[[str], Sequence[tuple[int, int]]]
 

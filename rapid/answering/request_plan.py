@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from rapid.chat_messages import ThinkingRequest
 from rapid.checkpoints.thinking_marks import SpokenMarks, ThinkingMarks
 from rapid.config import (
     PAPER,
@@ -21,7 +22,7 @@ from rapid.config import (
     vllm_refusal,
 )
 from rapid.errors import BadRequest, PromptTooLong
-from rapid.messages import GenerateRequest, ThinkingRequest
+from rapid.messages import GenerateRequest
 
 if TYPE_CHECKING:
     from rapid.answering.session import Role

@@ -16,6 +16,7 @@ from rapid.answering.request_leases import Leases
 from rapid.answering.run import Run, cause_of
 from rapid.answering.session import DraftSource, Holding
 from rapid.answering.sources import PoolSource, Rereading, WitnessedSource
+from rapid.chat_messages import Document
 from rapid.errors import (
     DrafterHangs,
     DrafterUnavailable,
@@ -24,7 +25,7 @@ from rapid.errors import (
     TargetUnavailable,
 )
 from rapid.events import ChoiceDelta, Reading, TokenText
-from rapid.messages import Document, Verdict
+from rapid.messages import Verdict
 from rapid.ports import Refresh
 from rapid.receipt import Failover
 from rapid.speculation.pace.controller import Controller

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rapid.messages import Document
+from rapid.chat_messages import Document
 from rapid.ports import Passage
 from rapid.receipt import ReadPart
 

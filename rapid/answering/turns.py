@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from rapid.messages import Message
+from rapid.chat_messages import Message
 
 _STEPS = 16  # of the context: the cut moves by such parts, not with every question
 _CHARACTERS = 4  # of a token, about

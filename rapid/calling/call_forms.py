@@ -19,9 +19,9 @@ from rapid.calling.tagged_arguments import (
     write_any_rules,
     write_rules,
 )
+from rapid.chat_messages import Tool, ToolCall, Tools
 from rapid.constraints.structured_outputs import UnusableGrammar, check_grammar, close_objects
 from rapid.errors import BadRequest
-from rapid.messages import Tool, ToolCall, Tools
 
 # What models are trained on, as `json.dumps` and templates write it.
 _SPACED: Any = {

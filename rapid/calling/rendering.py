@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from rapid.calling.call_forms import HERMES, CallForm
-from rapid.messages import Message, Tool
+from rapid.chat_messages import Message, Tool
 
 # The wording of Hermes 2 Pro's and Qwen 2.5's templates, which many models were trained on.
 _TOLD = """# Tools

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from rapid.calling.call_forms import CallForm
 from rapid.calling.call_reader import CallPiece, CallReader
 from rapid.calling.tagged_arguments import ANY_KIND, ArgumentTags, find_kinds, read_value
-from rapid.messages import Tool
+from rapid.chat_messages import Tool
 
 _TEXT = frozenset({"string"})
 

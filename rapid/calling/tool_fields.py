@@ -18,9 +18,14 @@ from pydantic import (
 )
 
 from rapid.calling.call_forms import read_schema
+from rapid.chat_messages import (
+    Message,
+    Tool,
+    ToolCall,
+    Tools,
+)
 from rapid.constraints.structured_outputs import UnusableGrammar, compile_schema
 from rapid.errors import BadRequest
-from rapid.messages import Message, Tool, ToolCall, Tools
 from rapid.requests import MAX_NAME, Fields, Text, Turn, refuse
 
 MOST_TOOLS = 128  # as in the API of OpenAI

@@ -22,10 +22,10 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from rapid.calling.call_forms import HERMES, CallTokens, find_form
 from rapid.calling.rendering import as_plain_chat, as_turns
+from rapid.chat_messages import Message, Tool
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
 from rapid.checkpoints.thinking_marks import ThinkingMarks, find_marks
 from rapid.errors import BadRequest, ConfigurationError
-from rapid.messages import Message, Tool
 
 _PIECE_CHARACTERS = 2**16  # of a text whose tokens are counted piece by piece
 _CUT_TOKENS = 16  # tokens of a piece that may be owed to its being cut

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from heapq import nlargest
 
+from rapid.chat_messages import Document
 from rapid.citing.words import Word, is_content, split_statements, words
-from rapid.messages import Document
 from rapid.ports import Passage
 from rapid.receipt import Citation, EvidenceKind
 

@@ -27,9 +27,10 @@ from deployments.config.tenants import hash_key
 from library.ingestion import Ingestion
 from library.library_access import LibraryAccess
 from library.library_config import LibraryConfig
+from rapid.chat_messages import Document
 from rapid.errors import Overloaded, PromptTooLong, TooManyRequests
 from rapid.events import Finished, GenerationEvent, Reading, Started, TextDelta
-from rapid.messages import Document, GenerateRequest
+from rapid.messages import GenerateRequest
 from rapid.receipt import ChunkUsed, Citation, Citations
 from tests.deployments.api.files.test_files_by_sdk import Searching
 from tests.deployments.scripted import receipt

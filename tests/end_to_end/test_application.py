@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from rapid.chat_messages import Document, Message
 from rapid.embedded.generator import generate_document
 from rapid.events import Finished
-from rapid.messages import Document, GenerateRequest, Message, SpeculationRequest
+from rapid.messages import GenerateRequest, SpeculationRequest
 from tests.end_to_end.test_slow_reference import recomputed, tokens
 from tests.ray_cluster import REAL, real_config, wait_until
 

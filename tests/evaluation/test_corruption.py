@@ -8,8 +8,8 @@ import pytest
 from evaluation.corruption import choose_unrelated, contradiction, corrupt
 from evaluation.items import Item
 from evaluation.tasks import Condition
+from rapid.chat_messages import Document, Message
 from rapid.errors import ConfigurationError
-from rapid.messages import Document, Message
 from retrieval import Chunk, RetrievedChunk
 
 SENTENCES = [

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from evaluation.items import Item
-from rapid.messages import Message
+from rapid.chat_messages import Message
 
 ITEM = Item("one", (Message("user", "Who?"),), None, ("me",))
 

@@ -2,8 +2,8 @@ import pytest
 
 from evaluation.items import Item
 from evaluation.scorers import METRICS, scorers
+from rapid.chat_messages import Message
 from rapid.errors import ConfigurationError
-from rapid.messages import Message
 
 
 def item(*answers: str, **fields: str) -> Item:

@@ -5,7 +5,7 @@ import pytest
 from evaluation.drivers.prompter import target_chat
 from evaluation.items import Item
 from evaluation.tasks import Condition, load_task, task_names
-from rapid.messages import Document, Message
+from rapid.chat_messages import Document, Message
 
 CHOICES = {f"choice_{letter}": f"{letter}-text" for letter in "ABCD"}
 OPTIONS = {f"option_{letter}": f"{letter}-text" for letter in "ABCD"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
 
+from rapid.chat_messages import Document, DocumentRef
 from rapid.engine_status import Erasure
 from rapid.errors import RapidError
 from rapid.events import Reading, Tell
-from rapid.messages import Document, DocumentRef
 
 
 class FakeIndex:

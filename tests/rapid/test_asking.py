@@ -12,8 +12,9 @@ import rapid
 from deployments.api.dialects.chat.chat_request import ChatRequest, RapidOptions
 from deployments.api.dialects.chat.parsing import parse_chat_request
 from rapid.asking import AskSettings, QuestionFields, as_request, in_own_words
+from rapid.chat_messages import Document, Message
 from rapid.errors import BadRequest, PromptTooLong
-from rapid.messages import Document, GenerateRequest, Message
+from rapid.messages import GenerateRequest
 
 DAY = Document("day", "It rained.")
 

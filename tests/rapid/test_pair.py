@@ -16,6 +16,7 @@ import torch
 import rapid
 from evaluation.loaders.generated import load
 from evaluation.tasks import Source
+from rapid.chat_messages import Document, Message
 from rapid.config import AnsweringConfig, EngineConfig
 from rapid.errors import (
     BadRequest,
@@ -24,7 +25,6 @@ from rapid.errors import (
     PromptTooLong,
     RapidError,
 )
-from rapid.messages import Document, Message
 from rapid.pair import _read_paths
 
 README = (Path(__file__).parents[2] / "README.md").read_text()

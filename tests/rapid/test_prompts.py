@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
+from rapid.chat_messages import (
+    Document,
+    Message,
+    TextPart,
+    ToolCall,
+)
 from rapid.embedded.chat import build_drafter_prompt, document_prompt
 from rapid.errors import BadRequest
-from rapid.messages import Document, Message, TextPart, ToolCall
 from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
 
 

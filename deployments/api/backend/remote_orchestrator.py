@@ -16,9 +16,10 @@ from cluster.serve_internals import handle_before_start, transport
 from deployments.api.backend.readiness import Readiness
 from deployments.api.backend.service import Running, Tell, begin
 from rapid.answering.prompting import TokenizedPrompt
+from rapid.chat_messages import Document, DocumentRef
 from rapid.errors import OrchestratorLost, Overloaded, RapidError
 from rapid.events import GenerationEvent
-from rapid.messages import Document, DocumentRef, GenerateRequest
+from rapid.messages import GenerateRequest
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.relevance import TextVectors
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rapid.answering.prompting import TokenizedPrompt
+from rapid.chat_messages import DocumentRef
 from rapid.errors import EngineFailed
 from rapid.events import GenerationEvent, Started
-from rapid.messages import DocumentRef, GenerateRequest
+from rapid.messages import GenerateRequest
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.relevance import TextVectors
 

@@ -6,7 +6,8 @@ from deployments.api.gate.admission import Admission
 from deployments.api.gate.quotas import Limits, Quotas, Reservation
 from deployments.config.api_config import ApiConfig
 from library.accounts.books import Accounts
-from rapid.messages import Document, GenerateRequest
+from rapid.chat_messages import Document
+from rapid.messages import GenerateRequest
 
 _MOST_BYTES = 4  # of a character in UTF-8
 

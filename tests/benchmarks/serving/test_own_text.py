@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from benchmarks.serving import own_text
-from rapid.messages import Document
+from rapid.chat_messages import Document
 
 RECEIPT = {"mode": "fused", "timings_ms": {"retrieval": 40.2, "target_prefill": 120.0}}
 USAGE = {"prompt_tokens": 90, "prompt_tokens_details": {"cached_tokens": 80}}

@@ -10,9 +10,10 @@ import pytest
 
 from deployments.api.ingress import DIALECTS, Ingress
 from deployments.config.api_config import ApiConfig
+from rapid.chat_messages import Message
 from rapid.errors import BadRequest, OrchestratorLost, Overloaded
 from rapid.events import TextDelta
-from rapid.messages import GenerateRequest, Message
+from rapid.messages import GenerateRequest
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator
 
 

@@ -15,8 +15,9 @@ from deployments.api.ingress_replica import IngressReplica, report_readiness
 from deployments.config.api_config import ApiConfig, ModelCard
 from deployments.config.tenants import hash_key
 from library.library_config import LibraryConfig
+from rapid.chat_messages import Message
 from rapid.errors import ConfigurationError
-from rapid.messages import GenerateRequest, Message
+from rapid.messages import GenerateRequest
 from tests.deployments.api.backend.test_remote_orchestrator import ScriptedHandle
 from tests.deployments.scripted import ScriptedOrchestrator, answer
 

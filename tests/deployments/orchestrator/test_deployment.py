@@ -16,9 +16,10 @@ import pytest
 import ray
 
 from deployments.orchestrator.deployment import Refusal
+from rapid.chat_messages import Document
 from rapid.errors import PromptTooLong
 from rapid.events import Finished, GenerationEvent, Started, TextDelta
-from rapid.messages import Document, GenerateRequest
+from rapid.messages import GenerateRequest
 from rapid.receipt import Receipt
 from tests.fakes import scripted_token
 from tests.ray_cluster import BEFORE_EXPIRY_S, BLOCKS_OPENED, Fakes, question, wait_until

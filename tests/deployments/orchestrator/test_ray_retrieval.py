@@ -11,6 +11,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from cluster.circuit_breaker import CircuitBreaker
 from deployments.orchestrator.ray_retrieval import RayRetrieval, affinity
+from rapid.chat_messages import Document
 from rapid.errors import (
     BadRequest,
     DrafterUnavailable,
@@ -19,7 +20,6 @@ from rapid.errors import (
     RetrievalUnavailable,
 )
 from rapid.events import Reading, Tell
-from rapid.messages import Document
 
 DOCUMENTS = [Document("note", "It rains."), Document("book", "It was a dark and stormy night.")]
 FOUND = SimpleNamespace(chunks=(), cleared_floor=False, is_evidence=False)

@@ -13,9 +13,10 @@ from deployments.config.named_models import read_application
 from deployments.orchestrator.ray_services import RayServices
 from deployments.pools.engine_actor import load_engine
 from rapid.answering.request import RequestRun
+from rapid.chat_messages import Document, Message
 from rapid.checkpoints.text import ChatText
 from rapid.events import Finished, TextDelta
-from rapid.messages import Document, GenerateRequest, Message
+from rapid.messages import GenerateRequest
 from tests.local_pools import LocalPool, LocalRetriever
 
 ENGINE = {

@@ -10,10 +10,10 @@ import pytest
 
 from deployments.pools import librarian_replica
 from deployments.pools.librarian_replica import OrchestratorReader, ProcessTraces
+from rapid.chat_messages import DocumentRef
 from rapid.documents import name_text
 from rapid.engine_status import Erasure
 from rapid.errors import EngineFailed, Overloaded
-from rapid.messages import DocumentRef
 
 REF = DocumentRef("a.txt", "digest", 10)
 

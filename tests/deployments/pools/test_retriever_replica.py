@@ -13,6 +13,7 @@ import pytest
 
 from deployments import metrics
 from deployments.pools import retriever_replica
+from rapid.chat_messages import Document
 from rapid.checkpoints.text import ChatText
 from rapid.errors import (
     BadRequest,
@@ -22,7 +23,6 @@ from rapid.errors import (
     UnknownModel,
 )
 from rapid.events import Reading, Tell
-from rapid.messages import Document
 from retrieval import (
     EmbedderFailed,
     RetrievalConfig,

@@ -7,8 +7,8 @@ from evaluation.items import Item
 from evaluation.results import Result
 from evaluation.systems import find_baseline
 from evaluation.tasks import Condition
+from rapid.chat_messages import Message
 from rapid.errors import PromptTooLong
-from rapid.messages import Message
 from tests.evaluation.tiny_task import tiny_task
 
 PLAIN, SD, BOOST = find_baseline("plain"), find_baseline("sd"), find_baseline("rapid-boost")

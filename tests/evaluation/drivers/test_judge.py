@@ -9,7 +9,7 @@ import pytest
 
 from evaluation.drivers.judge import RUBRICS, Judge, JudgeConfig, JudgeFailed
 from evaluation.items import Item
-from rapid.messages import Message
+from rapid.chat_messages import Message
 
 
 def item(*answers: str, **fields: str) -> Item:

@@ -22,10 +22,10 @@ from evaluation.loaders import load_items
 from evaluation.results import RESULTS, Result, read
 from evaluation.systems import BASELINES, System
 from evaluation.tasks import Condition, Task
+from rapid.chat_messages import Document, Message
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
 from rapid.events import Finished, TextDelta
-from rapid.messages import Document, Message
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 from tests.evaluation.tiny_task import tiny_task
 

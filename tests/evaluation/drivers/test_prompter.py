@@ -13,9 +13,9 @@ from evaluation.drivers import prompter as driver
 from evaluation.drivers.prompter import evidence_found, open_prompter, target_chat, truncate_middle
 from evaluation.items import Item
 from evaluation.tasks import Condition
+from rapid.chat_messages import Document, Message
 from rapid.checkpoints.text import ChatText
 from rapid.errors import ConfigurationError
-from rapid.messages import Document, Message
 from retrieval.chunking import RetrievedChunk
 from retrieval.embedding import Embedding, SparseVector, VectorSpace
 from tests.evaluation.tiny_task import tiny_task

@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM
 
 import rapid
 from rapid.answering.answerable import ALTERNATIVES, append_question, log_odds
+from rapid.chat_messages import Message
 from rapid.checkpoints.text import ChatText
 from rapid.embedded import DRAFTER
 from rapid.errors import EngineFailed
-from rapid.messages import LeaseRequest, Message, TokenLogprobs, Verdict
+from rapid.messages import LeaseRequest, TokenLogprobs, Verdict
 from tests.answered import ATLAS, receipt
 from tests.fakes import FakeEngine
 from tests.local_pools import LocalApplication

@@ -11,10 +11,10 @@ import pytest
 import rapid
 from deployments.pools.engine_actor import load_engine
 from rapid.answering import citing
+from rapid.chat_messages import Document
 from rapid.citing.copies import CitingRule
 from rapid.errors import UnknownDocument
 from rapid.events import GenerationEvent, Started
-from rapid.messages import Document
 from rapid.pair import Pair
 from rapid.receipt import Citations
 from tests.answered import ATLAS, receipt, text

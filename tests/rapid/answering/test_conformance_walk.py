@@ -19,11 +19,12 @@ import pytest
 from rapid.answering.decisions import FUSING
 from rapid.answering.request import RequestRun
 from rapid.answering.services import Pools, Services
+from rapid.chat_messages import Message
 from rapid.config import EngineConfig
 from rapid.engines.local_ports import LocalPool
 from rapid.errors import EngineFailed, OutOfStep, RapidError
 from rapid.events import Finished, GenerationEvent
-from rapid.messages import GenerateRequest, Message, SpeculationRequest
+from rapid.messages import GenerateRequest, SpeculationRequest
 from rapid.receipt import Receipt
 from tests.answered import ATLAS
 from tests.local_pools import FOUND, LocalActor, LocalApplication

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rapid.answering.document_keys import affinity_of
-from rapid.messages import Document, GenerateRequest, Message
+from rapid.chat_messages import Document, Message
+from rapid.messages import GenerateRequest
 
 ASK = GenerateRequest(
     request_id="r",

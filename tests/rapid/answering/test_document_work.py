@@ -12,15 +12,16 @@ import pytest
 
 from deployments.orchestrator.ray_retrieval import RayRetrieval, affinity
 from deployments.pools import retriever_replica
-from rapid import messages
+from rapid import chat_messages
 from rapid.answering.document_keys import affinity_of
 from rapid.answering.prompting import DrafterPrompt, RequestPrompts
 from rapid.answering.readings import Readings
 from rapid.answering.run import Run
 from rapid.answering.session import Role
+from rapid.chat_messages import Document, DocumentRef, Message
 from rapid.checkpoints.text import ChatText
 from rapid.config import AnsweringConfig, SpeculationConfig
-from rapid.messages import Document, DocumentRef, GenerateRequest, Message
+from rapid.messages import GenerateRequest
 from retrieval import LexicalEmbedder, RetrievalConfig, Retriever
 from tests.retrieval.plain_store import PlainChunkStore
 
@@ -135,13 +136,13 @@ class Application:
 @pytest.fixture
 async def application(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Application]:
     work.clear()
-    hash_text = messages.blake2b
+    hash_text = chat_messages.blake2b
 
     def count_hash(content: bytes, **options: Any) -> Any:
         work["hashed"] += LONG.encode() in content
         return hash_text(content, **options)
 
-    monkeypatch.setattr(messages, "blake2b", count_hash)
+    monkeypatch.setattr(chat_messages, "blake2b", count_hash)
     text: Any = CountingText(ChatText.load("embedded:target"))
     embedder = LexicalEmbedder()
     store = PlainChunkStore(embedder.space)

@@ -8,9 +8,10 @@ import pytest
 
 import rapid
 from rapid.answering.request import RequestRun
+from rapid.chat_messages import Document, Message
 from rapid.config import Mode
 from rapid.events import Finished
-from rapid.messages import Document, GenerateRequest, Message, SpeculationRequest
+from rapid.messages import GenerateRequest, SpeculationRequest
 from rapid.pair import Pair
 from rapid.prompts import target_messages
 from rapid.receipt import Receipt

@@ -14,10 +14,11 @@ from ray.serve.exceptions import DeploymentUnavailableError as NoPool
 
 from deployments.orchestrator.ray_retrieval import RayRetrieval
 from rapid.answering.prompting import RequestPrompts
+from rapid.chat_messages import Document, DocumentRef, Message
 from rapid.checkpoints.text import ChatText
 from rapid.documents import InlineDocuments
 from rapid.errors import PromptTooLong, RetrievalPending, UnknownDocument
-from rapid.messages import Document, DocumentRef, GenerateRequest, Message
+from rapid.messages import GenerateRequest
 from retrieval import RetrievalConfig, RetrievedChunk, StoreUnavailable
 
 ATLAS = Document("atlas", "The lighthouse of Varo is white. " * 40)

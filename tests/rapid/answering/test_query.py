@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rapid.answering.query import choose_query, join_earlier
-from rapid.messages import Message
+from rapid.chat_messages import Message
 from tests.retrieval.tokens import words
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from rapid.chat_messages import Document, Message
 from rapid.config import EngineConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import BadRequest, EngineFailed, PromptTooLong
 from rapid.events import GenerationEvent, Started, TextDelta, TokenText
-from rapid.messages import Document, GenerateRequest, Message, RawPrompt, SpeculationRequest
+from rapid.messages import GenerateRequest, RawPrompt, SpeculationRequest
 from tests.answered import receipt, script, text, tokens
 from tests.local_pools import LocalApplication, QueueingEngine
 

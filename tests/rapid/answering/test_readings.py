@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rapid.chat_messages import Document
 from rapid.errors import PromptTooLong, TargetUnavailable
 from rapid.events import Finished, GenerationEvent, Reading, Started
-from rapid.messages import Document
 from tests.answered import ATLAS
 from tests.local_pools import LocalApplication
 from tests.ray_cluster import question

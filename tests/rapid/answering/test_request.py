@@ -14,6 +14,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 import rapid
 from deployments.api.http.error_responses import http_error
 from deployments.pools.engine_actor import load_engine
+from rapid.chat_messages import Document
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.errors import (
@@ -24,7 +25,7 @@ from rapid.errors import (
     RetrievalUnavailable,
 )
 from rapid.events import GenerationEvent, Started, TextDelta
-from rapid.messages import Document, LeaseRequest, Verdict
+from rapid.messages import LeaseRequest, Verdict
 from tests.answered import ATLAS, receipt, script, text, tokens
 from tests.fakes import FakeEngine, FakeLease
 from tests.local_pools import LocalApplication, QueueingEngine

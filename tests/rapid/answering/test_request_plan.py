@@ -27,9 +27,10 @@ from rapid.answering.request_plan import (
     speculation_of,
     spell_words,
 )
+from rapid.chat_messages import Document, Message
 from rapid.config import Mode, OwnDrafting, SpeculationConfig
 from rapid.errors import BadRequest, PromptTooLong, RetrievalUnavailable
-from rapid.messages import Document, GenerateRequest, Message, SpeculationRequest
+from rapid.messages import GenerateRequest, SpeculationRequest
 from rapid.receipt import Cause
 
 OWN: list[OwnDrafting] = [kind() for kind in get_args(OwnDrafting)]

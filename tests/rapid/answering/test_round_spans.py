@@ -7,9 +7,9 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from rapid.chat_messages import Document
 from rapid.errors import TargetUnavailable
 from rapid.events import Finished, GenerationEvent
-from rapid.messages import Document
 from tests.local_pools import LocalApplication
 from tests.ray_cluster import question
 from tests.spans import collector, named

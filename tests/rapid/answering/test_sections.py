@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from rapid.answering.prompting import RequestPrompts
+from rapid.chat_messages import Document, Message
 from rapid.checkpoints.text import ChatText
 from rapid.errors import PromptTooLong, RetrievalUnavailable
-from rapid.messages import Document, GenerateRequest, Message
+from rapid.messages import GenerateRequest
 from rapid.receipt import ReadPart
 from retrieval import LexicalEmbedder, RetrievalConfig, RetrievedChunk, Retriever, open_retriever
 from tests.answered import receipt

@@ -10,12 +10,13 @@ import pytest
 
 from rapid.answering.answers import GrowingAnswer, join_neighbours
 from rapid.answering.request_plan import check_thinking, rule_thinking
+from rapid.chat_messages import Message, ThinkingRequest
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.thinking_marks import GRANITE, HARMONY, ThinkingMarks, find_marks
 from rapid.config import ThinkingRule
 from rapid.errors import BadRequest
 from rapid.events import TextDelta, ThinkingDelta
-from rapid.messages import GenerateRequest, Message, ThinkingRequest, TokenLogprobs, Verdict
+from rapid.messages import GenerateRequest, TokenLogprobs, Verdict
 from tests.rapid.calling.checkpoints_with_tools import text_of
 
 TEXT = text_of("qwen")

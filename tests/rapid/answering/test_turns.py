@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from rapid.answering.turns import choose_turns, split_turns
+from rapid.chat_messages import Document, Message, ToolCall
 from rapid.checkpoints.text import ChatText
 from rapid.errors import PromptTooLong
-from rapid.messages import Document, GenerateRequest, Message, ToolCall
+from rapid.messages import GenerateRequest
 from tests.answered import receipt
 from tests.local_pools import LocalApplication
 from tests.ray_cluster import question

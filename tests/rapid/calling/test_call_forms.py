@@ -19,9 +19,9 @@ from rapid.calling.call_forms import (
     compile_calls,
     find_form,
 )
+from rapid.chat_messages import Tool, ToolCall, Tools
 from rapid.constraints.structured_outputs import compile_choices, compile_schema
 from rapid.errors import BadRequest
-from rapid.messages import Tool, ToolCall, Tools
 from tests.rapid.calling.checkpoints_with_tools import TEMPLATES, text_of
 
 CITY = {

@@ -19,7 +19,7 @@ from rapid.calling.call_forms import (
     CallForm,
 )
 from rapid.calling.tagged_reader import open_reader
-from rapid.messages import Tool, ToolCall
+from rapid.chat_messages import Tool, ToolCall
 
 FORMS = [HERMES, LLAMA, MISTRAL, NEW_MISTRAL, QWEN_CODER, GLM]
 NAMES = ["look_up", "f"]

@@ -11,9 +11,15 @@ import pytest
 
 import rapid
 from rapid.answering.request import RequestRun
+from rapid.chat_messages import (
+    Message,
+    Tool,
+    ToolCall,
+    Tools,
+)
 from rapid.errors import BadRequest
 from rapid.events import CallDelta, ChoiceDelta, Finished, GenerationEvent, TextDelta
-from rapid.messages import GenerateRequest, Message, SpeculationRequest, Tool, ToolCall, Tools
+from rapid.messages import GenerateRequest, SpeculationRequest
 
 SCHEMA = {
     "type": "object",

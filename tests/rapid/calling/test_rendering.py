@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from rapid.chat_messages import Message, Tool, ToolCall
 from rapid.checkpoints.text import ChatText
 from rapid.errors import BadRequest
-from rapid.messages import Message, Tool, ToolCall
 from tests.rapid.calling.checkpoints_with_tools import text_of
 
 TOOL = Tool("read", json.dumps({"type": "object", "properties": {"page": {"type": "integer"}}}))

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rapid.chat_messages import Message
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
 from rapid.checkpoints.gguf import read_settings
@@ -22,7 +23,6 @@ from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary, num_ids
 from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
-from rapid.messages import Message
 from rapid.planning.shapes import ModelShape
 from tests.rapid import tiny_gguf
 

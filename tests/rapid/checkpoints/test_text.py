@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from rapid.chat_messages import Message
 from rapid.checkpoints.text import ChatText
 from rapid.embedded import TARGET
 from rapid.errors import BadRequest, ConfigurationError
-from rapid.messages import Message
 
 TEXT = ChatText.load("embedded:target")
 LETTERS = "▁abcdefghijklmnopqrstuvwxyz.,|<>"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rapid.chat_messages import Document
 from rapid.citing.copies import CitingRule, find_claims, find_copies, find_near, find_overlap
-from rapid.messages import Document
 from rapid.receipt import Citation
 from retrieval import RetrievedChunk
 

@@ -28,7 +28,8 @@ from deployments.api.dialects.chat.thinking_fields import ThinkingFields
 from deployments.api.http.dialect import StoredNames
 from library.attribute_filters import AttributeFilter
 from rapid.calling.tool_fields import CallingTurn, ToolSettings, check_calls
-from rapid.messages import GenerateRequest, Message, utc_day
+from rapid.chat_messages import Message
+from rapid.messages import GenerateRequest, utc_day
 from rapid.requests import (
     MAX_NAME,
     Choices,

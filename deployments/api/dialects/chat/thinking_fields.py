@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from rapid.chat_messages import ThinkingRequest
 from rapid.errors import BadRequest
-from rapid.messages import ThinkingRequest
 from rapid.requests import Fields
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

@@ -17,8 +17,9 @@ from deployments.api.backend import remote_orchestrator as module
 from deployments.api.backend.readiness import Readiness
 from deployments.api.backend.remote_orchestrator import RemoteOrchestrator
 from deployments.api.http.error_responses import http_error
+from rapid.chat_messages import Document, Message
 from rapid.errors import BadRequest, OrchestratorLost, Overloaded
-from rapid.messages import Document, GenerateRequest, Message
+from rapid.messages import GenerateRequest
 from tests.deployments.scripted import STARTED, events_of
 
 LONG = "x" * (2**20 + 1)

@@ -12,9 +12,10 @@ from deployments.api.backend.continuing import Cursor, continue_events
 from deployments.api.backend.routes import Routes, position
 from deployments.api.dialects.chat.wire import rapid_receipt
 from deployments.config.api_config import CanaryConfig
+from rapid.chat_messages import Document, Message
 from rapid.errors import BadRequest, EngineFailed, Overloaded, TargetUnavailable
 from rapid.events import Finished, Reading
-from rapid.messages import Document, GenerateRequest, Message
+from rapid.messages import GenerateRequest
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator
 
 

@@ -21,7 +21,7 @@ from library.database import Database
 from library.ingestion import Ingestion
 from library.library_access import LibraryAccess
 from library.library_config import LibraryConfig
-from rapid.messages import Document, DocumentRef
+from rapid.chat_messages import Document, DocumentRef
 from retrieval import RetrievalConfig
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.indexing import cut_document, key_of

@@ -11,9 +11,10 @@ from annotated_types import Ge, Gt, Le
 
 from deployments.api.dialects.chat.chat_request import ChatRequest, RapidOptions
 from deployments.api.dialects.chat.parsing import parse_chat_request
+from rapid.chat_messages import Document, Message
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import BadRequest
-from rapid.messages import Document, Message, SpeculationRequest
+from rapid.messages import SpeculationRequest
 
 
 def parse(**fields: Any) -> ChatRequest:

@@ -16,9 +16,10 @@ from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig
 from rapid.answering.answers import GrowingAnswer, gather_deltas, merge_answers
 from rapid.calling.call_reader import CallReader
+from rapid.chat_messages import Message, ToolCall
 from rapid.errors import BadRequest
 from rapid.events import Finished, GenerationEvent
-from rapid.messages import GenerateRequest, Message, TokenLogprobs, ToolCall, Verdict
+from rapid.messages import GenerateRequest, TokenLogprobs, Verdict
 from tests.deployments.scripted import STARTED, Generator, receipt
 from tests.rapid.calling.checkpoints_with_tools import text_of
 

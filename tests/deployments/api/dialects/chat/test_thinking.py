@@ -15,9 +15,10 @@ from deployments.api.dialects.chat.parsing import parse_chat_request
 from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig
 from rapid.answering.answers import GrowingAnswer, gather_deltas, merge_answers
+from rapid.chat_messages import ThinkingRequest
 from rapid.errors import BadRequest
 from rapid.events import Finished, GenerationEvent
-from rapid.messages import GenerateRequest, ThinkingRequest
+from rapid.messages import GenerateRequest
 from rapid.receipt import ChoiceStatistics, Receipt
 from tests.deployments.api.dialects.chat.test_chat_tools import verdicts
 from tests.deployments.scripted import STARTED, Generator, receipt

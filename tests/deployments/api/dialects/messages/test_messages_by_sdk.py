@@ -22,9 +22,9 @@ from deployments.api.dialects.messages.messages_request import (
 from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
+from rapid.chat_messages import ThinkingRequest
 from rapid.errors import BadRequest, Overloaded, PromptTooLong, TargetUnavailable
 from rapid.events import TOOL_CALLS, CallDelta, Finished, TextDelta, ThinkingDelta
-from rapid.messages import ThinkingRequest
 from rapid.receipt import Citation, Citations
 from tests.deployments.api.files.test_files_by_sdk import TEXT, World
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt

@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from deployments.api.dialects.responses.responses_request import _UNSUPPORTED, ResponsesRequest
 from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig
+from rapid.chat_messages import ThinkingRequest
 from rapid.errors import PromptTooLong, TargetUnavailable
 from rapid.events import TOOL_CALLS, CallDelta, Finished, TextDelta, ThinkingDelta
-from rapid.messages import ThinkingRequest
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 
 IN_CHATS = {"moderation", "service_tier", "temperature", "top_p"}  # which mean the same there
