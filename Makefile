@@ -25,7 +25,7 @@ check: install       # style, types, import contracts
 
 # Tests of Ray need both cores of a small machine, one after the other; the others run side by side.
 PYTEST := $(BIN)/python -m pytest
-BESIDE := -n logical --maxprocesses 4 --dist loadfile
+BESIDE := -n 4 --dist loadfile
 define both
 failed=; \
 $(PYTEST) -m 'ray and not gpu and $(1)' || failed=1; \
