@@ -23,7 +23,8 @@ check: install       # style, types, import contracts
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy && $(BIN)/lint-imports
 
-# Tests of Ray need both cores of a small machine, one after the other; the others run side by side.
+# Tests of Ray need both cores of a small machine, one after the other. The others run side by side,
+# four at once on any machine, as they wait for half of their time.
 PYTEST := $(BIN)/python -m pytest
 BESIDE := -n 4 --dist loadfile
 define both
