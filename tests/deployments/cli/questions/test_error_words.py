@@ -8,7 +8,7 @@ import pytest
 
 from deployments.cli.questions import question_options
 from deployments.cli.questions.error_words import advise
-from rapid import config
+from rapid import config, transfers
 from rapid.answering.request_plan import RequestPlan, answer_tokens
 from rapid.errors import PromptTooLong
 
@@ -55,8 +55,8 @@ def test_a_refusal_that_may_pass_says_so() -> None:
 
 
 def test_the_choices_are_those_of_the_method() -> None:
-    for name in ("Mode", "Transfer"):
-        assert {*get_args(getattr(question_options, name))} == {*get_args(getattr(config, name))}
+    assert {*get_args(question_options.Mode)} == {*get_args(config.Mode)}
+    assert {*get_args(question_options.Transfer)} == {*get_args(transfers.Transfer)}
 
 
 def test_the_hint_of_a_plan_names_only_what_can_be_typed() -> None:
