@@ -10,7 +10,7 @@ import typer
 
 from deployments.cli.terminal import USAGE, fail
 
-# As in `rapid.config`, whose import takes longer than most commands.
+# As in `rapid.config` and `rapid.transfers`, whose import takes longer than most commands.
 Mode = Literal["plain", "lossless", "fused", "paper", "rag", "auto"]
 Transfer = Literal["distill", "boost", "adaptive", "mixture"]
 
