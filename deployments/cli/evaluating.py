@@ -48,6 +48,7 @@ def evaluate(options: EvalOptions) -> None:
 
 def _run(plan: Plan, folder: Path, options: EvalOptions) -> None:
     """Run or resume a plan, and print the summary of its report."""
+    from deployments.cli.eval_display import show_summary
     from evaluation.drivers import item_runner
     from evaluation.loaders import load_items
 
@@ -63,5 +64,5 @@ def _run(plan: Plan, folder: Path, options: EvalOptions) -> None:
     from evaluation.reports import report
 
     page = report.write(folder)
-    out.print(report.summary(folder), markup=False, highlight=False, soft_wrap=True)
+    show_summary(report.summary(folder), out)
     note(f"written to {page}")
