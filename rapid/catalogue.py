@@ -161,7 +161,9 @@ def find(name: str) -> CatalogueFile | CatalogueRepository:
     names = [entry.name for entry in CATALOGUE]
     near = get_close_matches(name.lower(), names, n=1)
     advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-    raise ConfigurationError(f"no model {name!r} is in the catalogue: {advice}")
+    raise ConfigurationError(
+        f"no model {name!r} is in the catalogue, and no folder of that name is here: {advice}"
+    )
 
 
 def local_path(model: str) -> str:

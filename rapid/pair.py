@@ -181,6 +181,10 @@ class Pair:
         self._opened = opened
         self._ids = itertools.count()
 
+    def __repr__(self) -> str:
+        """Return whether it is open."""
+        return f"<rapid.Pair, {'closed' if self._loop.is_closed else 'open'}>"
+
     def answer(
         self,
         question: str | Sequence[Message],

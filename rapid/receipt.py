@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -196,3 +197,32 @@ class Receipt:
     application: str | None = None
     ignored: tuple[str, ...] = ()
     joined_query: str | None = None
+
+    def __str__(self) -> str:
+        """Return the receipt in a few lines; `repr` has all of it."""
+        return "\n".join(f"{name:<9} {value}" for name, value in self._summary().items())
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table, which notebooks show."""
+        rows = "".join(
+            f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>"
+            for name, value in self._summary().items()
+        )
+        return f"<table>{rows}</table>"
+
+    def _summary(self) -> dict[str, str]:
+        drafted, accepted = (
+            sum(getattr(each, name) for each in self.choices) for name in ("drafted", "accepted")
+        )
+        written = sum(each.completion_tokens for each in self.choices)
+        names = list(dict.fromkeys(chunk.document for chunk in self.chunks))
+        return {
+            "mode": f"{self.mode} ({self.reason})",
+            "contract": self.contract,
+            "settings": f"seed {self.seed}, transfer {self.transfer}, eta {self.eta:g}",
+            "drafts": f"{accepted} of {drafted} tokens kept",
+            "tokens": f"{self.prompt_tokens:,} read ({self.cached_tokens:,} of them before), "
+            f"{written:,} written",
+            "passages": f"{len(self.chunks)} from {', '.join(names)}" if names else "none",
+            "times, ms": ", ".join(f"{name} {ms:.0f}" for name, ms in self.timings_ms.items()),
+        }

@@ -111,6 +111,14 @@ class Cutting:
         await self.app(scope, receive, cutting)
 
 
+async def test_a_client_prints_the_answer_and_how_it_was_made(tmp_path: Path) -> None:
+    document = tmp_path / "notes.txt"
+    document.write_text("The banner is red.")
+    printed = await run(ScriptedOrchestrator(), "client.py", str(document), "Red?")
+    assert printed.startswith("Hello, wörld!\n\n")
+    assert printed.endswith("drafted tokens kept\n")
+
+
 @pytest.mark.parametrize("after", [1, 2])
 async def test_a_stream_goes_on_over_broken_connections(tmp_path: Path, after: int) -> None:
     document = tmp_path / "notes.txt"

@@ -1,4 +1,4 @@
-"""The two pictures of the README: how a question is answered, and the result of an evaluation.
+"""Two pictures: how a question is answered (README), and the result of `make eval` (evaluation).
 
     python -m benchmarks.pictures.readme_pictures
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -117,3 +118,13 @@ def _example(task: Task, item: Item | None) -> str:
     if left_out <= 0:
         return text
     return f"{text[:_SHOWN]}\n[... {left_out:,} characters ...]\n{text[-_SHOWN:]}"
+
+
+def show_summary(summary: str, console: Console) -> None:
+    """Print the Markdown of a report: as tables on a terminal, as it is for a file or program."""
+    from rich.markdown import Markdown
+
+    if console.is_terminal:
+        console.print(Markdown(summary))
+    else:
+        console.print(summary, markup=False, highlight=False, soft_wrap=True)

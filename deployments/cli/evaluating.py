@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.markdown import Markdown
 
 from deployments.cli.eval_options import EvalOptions, gather_options
 from deployments.cli.terminal import err, fail, note, out
@@ -50,6 +49,7 @@ def evaluate(options: EvalOptions) -> None:
 
 def _run(plan: Plan, folder: Path, options: EvalOptions) -> None:
     """Run or resume a plan, and print the summary of its report."""
+    from deployments.cli.eval_display import show_summary
     from evaluation.drivers import item_runner
     from evaluation.loaders import load_items
 
@@ -65,9 +65,5 @@ def _run(plan: Plan, folder: Path, options: EvalOptions) -> None:
     from evaluation.reports import report
 
     page = report.write(folder)
-    summary = report.summary(folder)
-    if out.is_terminal:
-        out.print(Markdown(summary))
-    else:  # lines that a program can find its way in
-        out.print(summary, markup=False, highlight=False, soft_wrap=True)
+    show_summary(report.summary(folder), out)
     note(f"written to {page} and, with the plots, to {page.with_name(report.WEB_PAGE)}")

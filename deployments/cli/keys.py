@@ -31,7 +31,7 @@ _DAY_S = 86_400  # seconds of a day
 app = typer.Typer(
     no_args_is_help=True, help="Make, list, revoke and rotate API keys in the library's database."
 )
-Config = Annotated[Path, typer.Option(help="The configuration of the server.")]
+Config = Annotated[Path, typer.Option(help="The configuration that the server was started with.")]
 KeyId = Annotated[str, typer.Argument(help="The id of a key.", show_default=False)]
 _CONFIG = Path("serve_config.yaml")
 
@@ -191,6 +191,8 @@ def _library_of(path: Path) -> LibraryConfig:
     from deployments.config.serve_file import applications_of, front_of, name_of
     from rapid.config_errors import read_yaml
 
+    if not path.exists():
+        fail(f"there is no {path}: name the configuration of the server with --config", USAGE)
     settings = read_yaml(path, "serve_config.yaml")
     front = front_of(settings)
     (application,) = (each for each in applications_of(settings) if name_of(each) == front)

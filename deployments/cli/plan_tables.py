@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +24,11 @@ def beside(drafter: Replica, target: Replica) -> Replica:
 
 def show_memory(target: Replica, drafter: Replica, batch: int) -> str | None:
     """Print the memory of both replicas; return a sentence on the first misfit, if any."""
-    table = _memory_table()
-    problems = []
-    for role, replica in (("target", target), ("drafter", drafter)):
-        memory = _memory_object(replica, batch)
-        _add_memory(table, role, memory)
-        if not memory["fits"]:
-            problems.append(_misfit(role, replica, batch))
-    out.print(table)
-    return problems[0] if problems else None
+    replicas = {"target": target, "drafter": drafter}
+    needs = {role: _memory_object(replica, batch) for role, replica in replicas.items()}
+    out.print(_memory_table(needs))
+    misfits = [role for role, need in needs.items() if not need["fits"]]
+    return _misfit(misfits[0], replicas[misfits[0]], batch) if misfits else None
 
 
 def show_shared_memory(
@@ -39,9 +36,7 @@ def show_shared_memory(
 ) -> str | None:
     """Print the memory of both models on the same GPUs; return a sentence if they do not fit."""
     both = _share_memory(target, drafter, batch, is_one_model=is_one_model)
-    table = _memory_table()
-    _add_memory(table, "both", both)
-    out.print(table)
+    out.print(_memory_table({"both": both}))
     if both["fits"]:
         return None
     return (
@@ -143,24 +138,17 @@ def _schedules(drafter: Replica) -> tuple[Schedule, ...]:
     return ("sequential", "draft ahead") if drafter.num_gpus else ("sequential",)
 
 
-def _memory_table() -> Table:
-    return _table(
-        "Memory of a replica, GiB",
-        ("", "GPUs"),
-        ("KV each", "weights", "KV pool", "work", "needed", "usable", "fits", "at most"),
-    )
-
-
-def _add_memory(table: Table, role: str, memory: dict[str, Any]) -> None:
-    parts = ("weights", "kv_pool", "work", "needed", "usable")
-    table.add_row(
-        role,
-        str(memory["gpus"]),
-        f"{memory['kv_each'] / _GIB:.2f}",
-        *(f"{memory[part] / _GIB:.1f}" for part in parts),
-        "yes" if memory["fits"] else "no",
-        str(memory["max_sequences"]),
-    )
+def _memory_table(needs: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return a column for each role, which a narrow terminal holds too."""
+    table = _table("Memory of a replica, GiB", ("",), tuple(needs))
+    table.add_row("GPUs", *(str(need["gpus"]) for need in needs.values()))
+    table.add_row("KV each", *(f"{need['kv_each'] / _GIB:.2f}" for need in needs.values()))
+    for part in ("weights", "kv_pool", "work", "needed", "usable"):
+        row = (f"{need[part] / _GIB:.1f}" for need in needs.values())
+        table.add_row(part.replace("kv_pool", "KV pool"), *row)
+    table.add_row("fits", *("yes" if need["fits"] else "no" for need in needs.values()))
+    table.add_row("sequences that fit", *(str(need["max_sequences"]) for need in needs.values()))
+    return table
 
 
 def _table(title: str, names: tuple[str, ...], numbers: tuple[str, ...]) -> Table:

@@ -55,6 +55,18 @@ def give_up(client: httpx.Client, error: Exception) -> NoReturn:
 
         if not is_loopback(client.base_url.host):
             fail(f"no server answers at {client.base_url} ({error}): check --url or RAPID_URL")
+        if client.base_url.scheme == "https":
+            fail(
+                f"no server answers at {client.base_url}: Serve itself has no TLS, so write "
+                "http:// unless a proxy of this machine has it"
+            )
+        from deployments.cli.server_process import running_pid
+
+        if running_pid() is not None:
+            fail(
+                f"no server answers at {client.base_url}, and this folder's is running: it may "
+                "still be starting, or be at another address; `rapid status` says which"
+            )
         fail(
             f"no server answers at {client.base_url}: start one with `make run` (or "
             "`make run-text` for text of your own), wait until it says that it is ready, then ask "

@@ -64,8 +64,13 @@ def read_text(
         return read_file(file, PurePath(filename).suffix, limits or ParsingLimits(), on_progress)
 
 
+_PICTURES = (".svg",)  # text by its bytes, and nothing to read
+
+
 def is_readable(path: Path) -> bool:
     """Return whether the first bytes of a file are those of a kind that is read."""
+    if path.suffix.lower() in _PICTURES:
+        return False
     with open(path, "rb") as file:
         try:
             if _find_kind(file, path.suffix.lower()) in ("pdf", "docx"):

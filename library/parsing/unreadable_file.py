@@ -27,7 +27,7 @@ class UnreadableFile(BadRequest):
         return type(self), (message, code, param)
 
 
-def refuse_kind(hint: str = "Send plain text, Markdown, HTML, PDF or DOCX.") -> NoReturn:
+def refuse_kind(hint: str = "Use plain text, Markdown, HTML, PDF or DOCX.") -> NoReturn:
     """Refuse a file of a kind that is not read."""
     raise UnreadableFile(f"Files of this kind are not read. {hint}", "unsupported_file")
 

@@ -32,7 +32,7 @@ FUSING: tuple[Mode, ...] = ("fused", "paper")  # modes that need a drafter when 
 _SENTENCES: dict[Cause, str] = {
     "asked for": "asked for",
     "evidence found": "retrieval found evidence",
-    "evidence too weak": "what retrieval found has too little to do with the question",
+    "evidence too weak": "the retrieved passages are not about the question",
     "drafter can answer": "the drafter finds the answer in what was retrieved",
     "drafter cannot answer": "the drafter does not find the answer in what was retrieved",
     "nothing to retrieve from": "there is nothing to retrieve from",

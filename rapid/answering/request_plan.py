@@ -409,7 +409,7 @@ def answer_tokens(
     if over > 0:
         raise PromptTooLong.of(
             max_context,
-            f"the {whose}'s prompt has {num_prompt} tokens and the answer may have {wanted}: that "
-            f"is {over} more than the {whose}'s context of {max_context} tokens.{hint}",
+            f"the {whose}'s prompt has {num_prompt} tokens and the answer needs room for {wanted}: "
+            f"that is {over} more than the {whose}'s context of {max_context} tokens.{hint}",
         )
     return min(default, max_context - num_prompt) if asked is None else asked

@@ -39,7 +39,7 @@ from tests.library.libraries import FakeIndex
 
 KEY = "sk-a"
 MAX_FILE = 2_000_000  # bytes, so that a test may send more
-NO_EVIDENCE = "what retrieval found has too little to do with the question"
+NO_EVIDENCE = "the retrieved passages are not about the question"
 _PIECE = re.compile(r"\S+\s*")
 
 

@@ -110,6 +110,9 @@ def test_a_document_is_read_once(pair):
     first = pair.answer("What guards the strait?", documents=[document], max_tokens=4)
     second = pair.answer("Where is Varo?", documents=[document], max_tokens=4)
     assert first.receipt.cached_tokens == 0
+    assert "0 of them before" in str(first.receipt)
+    assert f"<td>{first.receipt.contract}</td>" in first.receipt._repr_html_()
+    assert repr(pair) == "<rapid.Pair, open>"
     assert second.receipt.cached_tokens > 0.8 * second.receipt.prompt_tokens
 
 

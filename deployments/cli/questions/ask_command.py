@@ -83,7 +83,8 @@ def ask(
         bool, typer.Option("--sources", help="Print the passages that were retrieved.")
     ] = False,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Print under which contract, and how fast.")
+        bool,
+        typer.Option("--stats", help="Print the receipt: how the answer was made, and how fast."),
     ] = False,
     as_json: AsJson = False,
     receipt_file: Annotated[
@@ -133,6 +134,11 @@ def ask(
         is_embedded = card.get("rapid", {}).get("embedded", False)
         if is_embedded:
             warn_of_foreign({name: each.text for name, each in texts.items()}, question)
+            if not texts and not file:
+                note(
+                    "no document is given, and this server's models can only look up answers in "
+                    "one: name it with --document FILE"
+                )
         kept = [_name_of(client, each) for each in file or ()]
         body = make_body(card["id"], messages, rapid, max_completion_tokens=max_tokens, **sampling)
         try:

@@ -34,8 +34,12 @@ _ANY_FIELD = re.compile(
     r"(?<![\w.`-])(" + "|".join(re.escape(name) for name in _FIELDS) + r")(?![\w-])"
 )
 _TOO_LONG = re.compile(
-    r"prompt has (?P<has>\d+) tokens and the answer may have (?P<answer>\d+): that is \d+ more "
-    r"than the (?P<whose>\w+)'s context of (?P<most>\d+)"
+    r"prompt has (?P<has>\d+) tokens and the answer needs room for (?P<answer>\d+): that is "
+    r"\d+ more than the (?P<whose>\w+)'s context of (?P<most>\d+)"
+)
+_ANSWER_TOO_LONG = re.compile(
+    r"an answer of (?P<answer>\d+) tokens is longer than the (?P<whose>\w+)'s context of "
+    r"(?P<most>\d+)"
 )
 _MUCH_TOO_LONG = re.compile(r"prompt has more than the (?P<most>\d+) tokens of the target's")
 
@@ -70,12 +74,18 @@ def advise(
 
 
 def _tell_what_fits(message: str, num_chars: int, asker: Asker) -> str | None:
-    """Return what fits, and how to ask all the same, where a prompt is too long for the target."""
+    """Return what fits, and how to ask all the same, where prompt or answer are too long."""
+    if cut := _ANSWER_TOO_LONG.search(message):
+        return (
+            f"--max-tokens {cut['answer']} is more than the {cut['whose']} can read and write, "
+            f"{int(cut['most']):,} tokens with the documents and the question: give less"
+        )
     exact = _TOO_LONG.search(message)
     rough = _MUCH_TOO_LONG.search(message)
     if exact and exact["whose"] == "target":
         has, most = int(exact["has"]), int(exact["most"])
-        size = f"{has:,} tokens with an answer of {int(exact['answer']):,}"
+        answer = int(exact["answer"])
+        size = f"{has:,} tokens" + f", with an answer of up to {answer:,} more" * (answer > 1)
         fitting = num_chars * most // has
     elif rough:
         most, size, fitting = int(rough["most"]), "more than that", 0

@@ -44,10 +44,10 @@ def read_documents(paths: Sequence[Path]) -> dict[str, ParsedText]:
             err.print(f"error: {problem}", soft_wrap=True, highlight=False, markup=False)
         fail(read.problems[-1], USAGE)
     if read.num_hidden or read.num_other:
-        note(
-            f"passed over: {read.num_hidden} hidden, {read.num_other} that are no text, Markdown, "
-            "HTML, PDF or DOCX, or are empty"
-        )
+        hidden = f"{read.num_hidden} hidden" if read.num_hidden else ""
+        other = f"{read.num_other} empty or no text, Markdown, HTML, PDF or DOCX"
+        told = [hidden, other] if read.num_other else [hidden]
+        note(f"passed over in folders: {', '.join(filter(None, told))}")
     if not read.files:
         fail("nothing there can be read: name text, Markdown, HTML, PDF or DOCX files", USAGE)
     for file in read.files:

@@ -333,8 +333,8 @@ class LeaseLedger:
         if over > 0:
             raise PromptTooLong.of(
                 self.max_context,
-                f"the prompt has {num_prompt} tokens and the answer may have {terms.max_tokens}: "
-                f"{over} more than this model's context of {self.max_context}",
+                f"the prompt has {num_prompt} tokens and the answer needs room for "
+                f"{terms.max_tokens}: {over} more than this model's context of {self.max_context}",
             )
         pages = self._num_pages(request, num_prompt)
         if pages > self.pool.num_pages:

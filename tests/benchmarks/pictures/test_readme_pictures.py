@@ -61,10 +61,11 @@ def test_the_title_claims_what_the_intervals_show(tmp_path, fused, title):
     assert readme_pictures.claim(run, [int(length) for length in fused]) == title
 
 
-def test_the_readme_shows_both_themes_of_both_pictures():
-    page = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize(
+    ("name", "page"), [("how-it-works", "README.md"), ("result", "docs/evaluation.md")]
+)
+def test_a_page_shows_both_themes_of_each_picture(name: str, page: str):
     for theme in readme_pictures.THEMES:
-        for name in ("how-it-works", "result"):
-            picture = f"docs/pictures/{name}-{theme}.svg"
-            assert picture in page
-            assert (ROOT / picture).exists()
+        picture = f"pictures/{name}-{theme}.svg"
+        assert picture in (ROOT / page).read_text()
+        assert (ROOT / "docs" / picture).exists()

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import io
+
+import pytest
+from rich.console import Console
+
+from deployments.cli.eval_display import show_summary
 from tests.deployments.cli.eval_command import rapid_eval, words
 
 
@@ -38,3 +44,12 @@ def test_the_list_has_tasks_recipes_and_systems():
     shown = rapid_eval("--list").output
     for name in ("longbench-v2", "llama-3.1-8b-self", "magicdec"):
         assert name in shown
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_report_is_a_table_on_a_terminal_and_markdown_elsewhere(is_terminal):
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=is_terminal, width=80)
+    show_summary("| system | all |\n| --- | --- |\n| plain | 1.000 |", console)
+    assert "plain" in written.getvalue()
+    assert ("| --- |" in written.getvalue()) != is_terminal

@@ -40,6 +40,10 @@ def config(tmp_path: Path) -> Path:
 
 
 class TestKeys:
+    def test_no_configuration(self):
+        result = rapid("keys", "list", "--config", "no.yaml")
+        assert (result.exit_code, "with --config" in result.stderr) == (2, True)
+
     def test_a_key_is_made_listed_rotated_and_revoked(self, config: Path, tmp_path: Path):
         def keys(*arguments: str) -> Result:
             return rapid("keys", *arguments, "--config", str(config), env={"COLUMNS": "200"})

@@ -58,6 +58,13 @@ def test_a_file_that_exists_is_no_pattern(tmp_path: Path) -> None:
     assert texts_of(tmp_path / "a[1].txt") == [("a[1].txt", "one")]
 
 
+def test_a_picture_that_is_text_by_its_bytes_is_passed_over_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("A fact.")
+    (tmp_path / "b.svg").write_text("<svg/>")
+    read = read_files([tmp_path])
+    assert ([each.name for each in read.files], read.num_other) == (["a.txt"], 1)
+
+
 def test_no_file_comes_twice(folder: Path) -> None:
     twice = texts_of(folder / "notes" / "b.md", folder / "notes", folder / "notes" / "*.md")
     assert [name for name, _ in twice] == ["b.md", "a.pdf"]

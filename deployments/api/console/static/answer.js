@@ -7,7 +7,7 @@ import { listSources, offsetsIn } from "./places.js";
 /** Parts of a receipt's reason that say that the documents are not about the question. */
 export const SAYS_NOTHING = [
   "retrieval found nothing above its floor",
-  "what retrieval found has too little to do with the question",
+  "the retrieved passages are not about the question",
   "the drafter does not find the answer in what was retrieved",
 ];
 

@@ -97,7 +97,7 @@ class TestBadFiles:
         ("name", "content", "code", "says"),
         [
             ("old.rtf", b"{\\rtf1 old}", "unsupported_file", "Save it as DOCX"),
-            ("picture.png", b"\x89PNG\r\n\x1a\n\0\0\0", "unsupported_file", "Send plain text"),
+            ("picture.png", b"\x89PNG\r\n\x1a\n\0\0\0", "unsupported_file", "Use plain text"),
             ("shut.docx", "EncryptedPackage", "encrypted_file", "Remove its password"),
             ("broken.pdf", b"%PDF-1.7\nbroken", "broken_file", "save it again"),
             ("bomb.docx", "bomb", "file_too_large", "Split it"),

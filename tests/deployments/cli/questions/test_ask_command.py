@@ -166,6 +166,7 @@ class TestAsk:
         url = serve(is_embedded=True).url
         result = rapid("ask", "Who wrote this licence?", "--url", url, "--model", "served")
         assert "of the words of the question are unknown" in result.stderr
+        assert "name it with --document FILE" in result.stderr
 
     def test_a_model_that_the_server_lacks_is_refused_by_the_server(self, serve):
         result = rapid("ask", "Who?", "--url", serve().url, "--model", "other")
@@ -188,12 +189,19 @@ class TestAsk:
         monkeypatch.setenv("RAPID_API_KEY", "sk-1")
         assert rapid("ask", "Who?", "--url", server.url).exit_code == 0
 
-    def test_no_server(self):
+    def test_no_server(self, monkeypatch):
+        monkeypatch.setattr("deployments.cli.server_process.running_pid", lambda: None)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         result = rapid("ask", "Who?", "--url", f"http://127.0.0.1:{port}")
         assert result.exit_code == 1
         assert "make run" in result.stderr
+        result = rapid("ask", "Who?", "--url", f"https://127.0.0.1:{port}")
+        assert "so write http://" in result.stderr
+        monkeypatch.setattr("deployments.cli.server_process.running_pid", lambda: 123)
+        result = rapid("ask", "Who?", "--url", f"http://127.0.0.1:{port}")
+        assert "this folder's is running" in result.stderr
+        assert "make run" not in result.stderr
 
     @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "http://x:port"])
     def test_no_url(self, url):
@@ -310,7 +318,7 @@ class TestSources:
     @pytest.mark.parametrize(
         "reason",
         [
-            "what retrieval found has too little to do with the question",
+            "the retrieved passages are not about the question",
             "asked for, but retrieval found nothing above its floor: nothing to fuse with",
             "the drafter does not find the answer in what was retrieved (-2.31)",
         ],

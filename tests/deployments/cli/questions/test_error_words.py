@@ -19,9 +19,9 @@ def test_a_prompt_that_is_too_long_says_what_fits_and_how_to_ask_all_the_same() 
     error = {"message": str(refused.value)}
     assert advise(error, ["a.md"], 26_195) == (
         "the documents and the question are too long for the target: it reads 8,192 tokens, about "
-        "26,102 of these 26,195 characters, and these are 8,221 tokens with an answer of 1. Ask "
-        "with --mode rag (the drafter reads what retrieval finds), with --sections (the target "
-        "reads the passages that fit), or about fewer documents"
+        "26,102 of these 26,195 characters, and these are 8,221 tokens. Ask with --mode rag "
+        "(the drafter reads what retrieval finds), with --sections (the target reads the passages "
+        "that fit), or about fewer documents"
     )
     assert "Ask with /mode rag (" in advise(error, ["a.md"], 26_195, "command")
 
@@ -30,6 +30,14 @@ def test_also_where_it_was_not_tokenized_to_its_end() -> None:
     why = "the prompt has more than the 8192 tokens of the target's context."
     said = advise({"message": str(PromptTooLong.of(8192, why))}, ["a.md"], 343_000)
     assert "it reads 8,192 tokens, and these are more than that. Ask with --mode rag" in said
+
+
+def test_an_answer_longer_than_the_context_is_the_option_s_fault() -> None:
+    why = (
+        "a prompt with an answer of 9000 tokens is longer than the target's context of 8192 tokens."
+    )
+    told = advise({"message": str(PromptTooLong.of(8192, why))}, ["a.md"])
+    assert told.startswith("--max-tokens 9000 is more than the target can read and write, 8,192")
 
 
 @pytest.mark.parametrize(

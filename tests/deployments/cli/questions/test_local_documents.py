@@ -82,7 +82,7 @@ def test_a_folder_is_sent_and_what_is_passed_over_is_counted_in_one_line(serve, 
     (request,) = server.orchestrator.requests
     names = [(each.name, each.text) for each in request.documents]
     assert names == [(str(tmp_path / each / "same.md"), f"In {each}.") for each in "ab"]
-    assert result.stderr.splitlines()[0].startswith("passed over: 1 hidden, 1 that are no text")
+    assert result.stderr.splitlines()[0].startswith("passed over in folders: 1 hidden, 1 empty or")
 
 
 def test_what_is_piped_in_is_a_document(serve):
