@@ -33,7 +33,7 @@ TRACING = {
     ),
     "RAY_SERVE_TRACING_SAMPLING_RATIO": "0",
 }
-BEFORE_EXPIRY_S = 1.8  # a lease of the fakes expires after two seconds
+BEFORE_EXPIRY_S = 5.4  # a lease of the fakes expires after six seconds
 BLOCKS_OPENED = Path(tempfile.gettempdir()) / "rapid-tests-blocks-opened"
 
 
@@ -186,7 +186,7 @@ FAKE_CONFIG: dict[str, Any] = {
             "max_context": 1024,
             "kv_cache_tokens": 8192,
             "max_leases": 8,
-            "lease_ttl_s": 2,
+            "lease_ttl_s": 6,
         },
         "pool": {
             "max_replicas": 2,
@@ -202,7 +202,7 @@ FAKE_CONFIG: dict[str, Any] = {
             "max_context": 1024,
             "kv_cache_tokens": 8192,
             "max_leases": 8,
-            "lease_ttl_s": 2,
+            "lease_ttl_s": 6,
         },
         "pool": {
             "max_replicas": 3,

@@ -79,7 +79,7 @@ async def test_who_loses_the_orchestrator_is_answered_by_another(
     assert said(disturbed.text) == said(undisturbed.text)
     assert '"failovers":["orchestrator lost"]' in disturbed.text
     assert disturbed.text.count("data: [DONE]") == is_streamed
-    await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 5)
+    await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 20)
 
 
 def said(text: str) -> str:
@@ -121,7 +121,7 @@ async def test_a_client_that_leaves_the_queue_is_forgotten(fakes: Fakes) -> None
         for each in crowd:
             each.cancel()
         await asyncio.gather(*crowd, return_exceptions=True)
-    assert await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 5) < 1.5
+    await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), BEFORE_EXPIRY_S)
 
 
 async def test_a_stream_outlives_its_ingress(fakes: Fakes) -> None:
@@ -141,4 +141,4 @@ async def test_a_stream_outlives_its_ingress(fakes: Fakes) -> None:
 
     undisturbed = await asyncio.to_thread(stream, -1)
     assert await asyncio.to_thread(stream, 4) == undisturbed
-    await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 5)
+    await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 20)

@@ -190,7 +190,7 @@ async def test_a_drafter_that_hangs_leaves_the_answer_to_the_target(fakes: Fakes
     assert end.explanation.token_ids[0] == tuple(scripted_token(3, 0, i) for i in range(60))
     assert end.plain_from[0] is not None
     assert 0 < end.plain_from[0] < 60
-    wait_until(lambda: fakes.held() == (0, 0), 5)
+    wait_until(lambda: fakes.held() == (0, 0), 20)
 
 
 async def test_a_target_that_dies_is_replaced_and_the_answer_goes_on(fakes: Fakes) -> None:
@@ -319,4 +319,4 @@ async def test_a_crowd_of_one_tenant_does_not_stand_before_another(fakes: Fakes)
     await ask("guest", 0)
     assert num_done < 40
     await asyncio.gather(*crowd)
-    await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 5)
+    await asyncio.to_thread(wait_until, lambda: fakes.held() == (0, 0), 20)
