@@ -57,6 +57,7 @@ NEEDS = {
 AT_ONCE = 8
 TURN = 240  # requests between two looks of the worker that reads and indexes files
 MOST_KNOWN = 80  # things of a tenant whose ids are sent: the latest
+CONSOLE = "/console/{name}"
 IDS = {
     **{name: name for name in ("file_id", "store_id", "batch_id", "key_id")},
     **{name: name for name in ("response_id", "conversation_id", "item_id")},
@@ -291,6 +292,8 @@ class Fuzzed:
         for kind in chance.choices([*things], k=4):
             self.ids = chance.choice(things[kind]) | self.ids  # of one thing, as far as it has them
         for name, value in (case.path_parameters or {}).items():
+            if path == CONSOLE and chance.random() < 0.5:
+                value = "main.js"
             path = path.replace(f"{{{name}}}", _quote_value(self._value(name, value)))
         query = {name: self._value(name, each) for name, each in (case.query or {}).items()}
         method = case.method
