@@ -414,7 +414,7 @@ class Fuzzed:
         described = (operation or {}).get("responses", {}).get(str(response.status_code), {})
         media_type = response.headers.get("content-type", "").partition(";")[0]
         content = described.get("content", {})
-        if operation is not None and media_type not in content:
+        if operation is not None and not {media_type, "*/*"} & content.keys():
             self._find(request, f"is {response.status_code} {media_type}, which is not described")
         elif media_type == "application/json" and "$ref" in content[media_type]["schema"]:
             try:
