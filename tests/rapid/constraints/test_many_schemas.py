@@ -24,11 +24,9 @@ from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.constraints.structured_outputs import UnusableGrammar, compile_schema
 from rapid.engines.forward.loading import LoadedModel, load_model
-from rapid.engines.work.verifying import Verify
 from tests.rapid.constraints.json_schemas import NUM_SCHEMAS, make_schema, make_unusable
+from tests.rapid.constraints.refusals import Refusals
 
-MODES = ("plain", "lossless", "fused", "rag", "auto")
-DOCUMENT = rapid.Document("isle", "The lighthouse of Varo was built by Rowe in 1871. " * 8)
 DRAFTINGS = ("plain", "lossless", "fused", "lookup", "window")  # and one of these two
 MORE = ("boost", "paper")
 LONG = '{"p0": "ship", "p1": [7, null], "value": 4, "next": {"value": true}} ' * 2
@@ -59,24 +57,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> list[LoadedModel]:
         LlamaForCausalLM(config).save_pretrained(folder)
         models.append(load_model(EngineConfig(model=str(folder), threads=1, page_tokens=16)))
     return models
-
-
-class Refusals:
-    """Counts the drafted tokens that were judged and that their grammar did not allow."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        ask = Verify._ask
-
-        def spy(work: Verify, logits: torch.Tensor) -> Any:
-            drafted = work._block.token_ids[: len(work._block) - work._is_cut].tolist()
-            chances = [row[token] for row, token in zip(logits, drafted, strict=False)]
-            ends = [token in work._eos_ids for token in drafted]
-            judged = chances[: ends.index(True) + 1] if any(ends) else chances
-            self.count += sum(bool(chance.isneginf()) for chance in judged)
-            return ask(work, logits)
-
-        patch.setattr(Verify, "_ask", spy)
 
 
 def ask(tiny: list[LoadedModel], drafting: str, schema: Any, number: int) -> Any:
@@ -145,26 +125,3 @@ def test_what_cannot_be_enforced_is_refused_by_path_and_keyword():
             compile_schema(schema)
         assert keyword in str(refused.value)
         assert path in str(refused.value)
-
-
-@pytest.mark.slow
-def test_the_embedded_pair_keeps_all_schemas_in_its_modes(monkeypatch: pytest.MonkeyPatch):
-    refusals, finished = Refusals(monkeypatch), 0
-    with rapid.open("embedded:target", drafter="embedded:drafter") as pair:
-        for number in range(NUM_SCHEMAS):
-            schema = make_schema(random.Random(number))
-            answer = pair.answer(
-                "Who built the lighthouse, and when?",
-                documents=[DOCUMENT],
-                structured_outputs={"json": schema},
-                mode=MODES[number % len(MODES)],
-                temperature=number // len(MODES) % 2,
-                seed=number,
-                max_tokens=120,
-            )
-            if answer.finish_reason == "stop":
-                finished += 1
-                jsonschema.validate(json.loads(answer.text), schema)
-    # These small models write digits, and names in maps, without end now and then.
-    assert finished > NUM_SCHEMAS / 2
-    assert not refusals.count
