@@ -176,14 +176,19 @@ Batch = Deciding | Proposing
 def _filter_rows(
     probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
-    """Return what `filter_probs` returns of each row, by filters of its own [n, 1]."""
-    probs = probs * (probs >= min_p * probs.amax(dim=-1, keepdim=True))
+    """Return what `filter_probs` returns of each row, by filters of its own [n, 1].
+
+    Each row is divided by its sums as often as there: another rounding could move a nucleus' end.
+    """
+    likely = probs * (probs >= min_p * probs.amax(dim=-1, keepdim=True))
+    probs = torch.where(min_p > 0, likely / likely.sum(dim=-1, keepdim=True), probs)
     best, order = probs.sort(dim=-1, descending=True, stable=True)
     best.masked_fill_(torch.arange(best.shape[-1], device=best.device) >= top_k, 0)
     best = best / best.sum(dim=-1, keepdim=True)
     best.masked_fill_(best.cumsum(dim=-1) - best >= top_p, 0)
     kept = torch.zeros_like(probs).scatter_(-1, order, best)
-    return kept / kept.sum(dim=-1, keepdim=True)
+    kept = kept / kept.sum(dim=-1, keepdim=True)
+    return torch.where((top_k >= probs.shape[-1]) & (top_p >= 1), probs, kept)
 
 
 def _draft(ids: Int32Array, probs: Float32Array, draw: Draw) -> Proposed:
