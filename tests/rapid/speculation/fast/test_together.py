@@ -20,6 +20,7 @@ def test_rows_with_many_equal_tokens_are_cut_where_each_alone_is() -> None:
         probs = torch.softmax(logits.double(), dim=-1)
         top_k, top_p = draw(1, 7, vocab, vocab), draw(0.1, 0.2, 0.5, 0.9, 1)
         filters = top_k, top_p, draw(0, 0.1, 0.5, 1)
-        rows = _filter_rows(probs, *(torch.tensor(each).double()[:, None] for each in filters))
+        columns = torch.tensor(filters, dtype=torch.float64)[..., None]
+        rows = _filter_rows(probs, *columns)
         for row, alone, how in zip(rows, probs, zip(*filters, strict=True), strict=True):
             assert torch.equal(row, filter_probs(alone, int(how[0]), *how[1:]))
