@@ -27,7 +27,7 @@ _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 # --- files outside docs/ --------------------------------------------------------------------------
 
 
-def linked_files(page: str, text: str) -> Iterator[str]:
+def find_linked_files(page: str, text: str) -> Iterator[str]:
     """Yield the files outside docs/ that a page links to, by their paths in the repository."""
     for path, _ in LINK.findall(_CODE.sub("", text)):
         found = normpath(join(dirname(page), path))
@@ -225,7 +225,9 @@ def on_files(files: Any, config: Any) -> Any:
         for each in files
         if each.is_documentation_page()
     }
-    copied = frozenset(path for page, text in pages.items() for path in linked_files(page, text))
+    copied = frozenset(
+        path for page, text in pages.items() for path in find_linked_files(page, text)
+    )
     config.extra["copied"] = copied
     for path in sorted(copied):
         content = (ROOT / path).read_bytes()

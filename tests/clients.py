@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.serving.embedded_application import embedded_application
+from tests.environments import install
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "examples/clients"
@@ -29,20 +30,6 @@ def scripts() -> dict[str, Path]:
     """Return the clients' scripts by their names."""
     found = sorted(each for each in SCRIPTS.iterdir() if each.suffix in (".py", ".mjs"))
     return {each.stem: each for each in found if each.stem != "tries"}
-
-
-def install(environment: str) -> Path:
-    """Return the Python of an environment, which is made where it is not as its list says."""
-    listed = SCRIPTS / f"{environment}.txt"
-    folder = ROOT / "build/clients" / environment
-    python, stamp = folder / "bin/python", folder / "installed.txt"
-    if not stamp.exists() or stamp.read_text() != listed.read_text():
-        print(f"installing {listed.name} into {folder}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*pip, "-r", listed], check=True)
-        stamp.write_text(listed.read_text())
-    return python
 
 
 def install_node(npm: str) -> Path:
@@ -71,7 +58,9 @@ def run(script: Path, url: str) -> bool:
             return True
         command = [node, install_node(npm) / script.name]
     else:
-        command = [install(ENVIRONMENTS.get(script.stem, "newest_sdk")), script]
+        environment = ENVIRONMENTS.get(script.stem, "newest_sdk")
+        python = install(SCRIPTS / f"{environment}.txt", f"clients/{environment}")
+        command = [python, script]
     # Nothing of this is sent to anybody.
     quiet = {"OPENAI_AGENTS_DISABLE_TRACING": "1", "DO_NOT_TRACK": "1", "OPENAI_API_KEY": "none"}
     return subprocess.run([*command, url], env=os.environ | quiet, check=False).returncode == 0

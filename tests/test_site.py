@@ -68,7 +68,7 @@ def test_links_out_of_the_pages_lead_to_copies_on_the_site() -> None:
     assert moved == ("[a](files/README.md#ask), b, [c](api.md), `[d](../x)` [e](https://e.org)")
     back = site_pages.move_links("README.md", "[a](docs/api.md) [b](x)", frozenset())
     assert back == "[a](../api.md) b"
-    assert list(site_pages.linked_files("docs/x.md", page)) == ["README.md"]
+    assert list(site_pages.find_linked_files("docs/x.md", page)) == ["README.md"]
 
 
 def test_the_reference_names_every_setting_metric_and_command() -> None:

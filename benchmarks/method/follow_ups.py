@@ -1,4 +1,4 @@
-"""How often retrieval finds the evidence for a follow-up question, such as "And the fee?".
+"""Share of follow-up questions, such as "And the fee?", whose evidence retrieval finds.
 
 It is searched for alone, with the questions before it, and rewritten by a small model.
 

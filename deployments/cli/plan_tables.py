@@ -89,8 +89,8 @@ def plan_object(
         told = {"both": shared}
     return {
         "memory_bytes": told,
-        "limit": _speed_object(*limit, how),
-        "likely": _speed_object(*likely, how),
+        "limit": _describe_speed(*limit, how),
+        "likely": _describe_speed(*likely, how),
     }
 
 
@@ -109,7 +109,7 @@ def _memory_object(replica: Replica, batch: int) -> dict[str, Any]:
     }
 
 
-def _speed_object(target: Replica, drafter: Replica, how: Speculating) -> dict[str, Any]:
+def _describe_speed(target: Replica, drafter: Replica, how: Speculating) -> dict[str, Any]:
     from rapid.planning.schedules import cheapest, fastest, plain_gpu_seconds
 
     step_s = target.plain_s(how.batch)

@@ -22,6 +22,7 @@ from pathlib import Path
 from PIL import Image
 
 from benchmarks.serving.embedded_application import embedded_application
+from tests.environments import install
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -45,19 +46,6 @@ def find_browser() -> str:
     )
 
 
-def install() -> Path:
-    """Return the Python of the stories' environment, which is made where it is not as listed."""
-    listed, folder = HERE / "requirements.txt", ROOT / "build/console"
-    python, stamp = folder / "bin/python", folder / "installed.txt"
-    if not stamp.exists() or stamp.read_text() != listed.read_text():
-        print(f"installing {listed.name} into {folder}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*pip, "-r", listed], check=True)
-        stamp.write_text(listed.read_text())
-    return python
-
-
 @contextmanager
 def fake_application() -> Iterator[str]:
     """Serve `tests.console.fake_application` and yield its address."""
@@ -77,7 +65,13 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="WORD", help="stories whose names have it")
     parser.add_argument("--pictures", action="store_true", help="take the pictures of the pages")
     options = parser.parse_args()
-    stories = [install(), "-m", "tests.console.stories", "--browser", find_browser()]
+    stories = [
+        install(HERE / "requirements.txt", "console"),
+        "-m",
+        "tests.console.stories",
+        "--browser",
+        find_browser(),
+    ]
     if options.pictures:
         with embedded_application() as application, tempfile.TemporaryDirectory() as folder:
             rapid = Path(sys.executable).parent / "rapid"

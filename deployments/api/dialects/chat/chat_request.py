@@ -162,7 +162,7 @@ def _without_vllms_all(top_k: object) -> object:
 
 
 class StreamedFields(SamplingFields):
-    """What chats and completions share of how an answer is drawn and told."""
+    """The fields of chats and completions that say how an answer is sampled and streamed."""
 
     top_k: Annotated[int | None, BeforeValidator(_without_vllms_all)] = Field(None, ge=1)
     stream: bool | None = None

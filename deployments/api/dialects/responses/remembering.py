@@ -1,4 +1,4 @@
-"""What a request takes from the library, and what its response leaves there."""
+"""The earlier turns that a request of `/v1/responses` reads from the library, and its own, kept."""
 
 from __future__ import annotations
 
