@@ -47,7 +47,7 @@ function countUp(tell) {
 
 export class Answer {
   /**
-   * `actions` has `openSource(source)`, `followEnd()`, `showCode(body)`, `askForKey(failure)` and
+   * `actions` has `openSource(source)`, `showFirst(source)`, `followEnd()`, `showCode(body)`, `askForKey(failure)` and
    * `askAgain(changes)`, with changes of the body's `rapid`.
    */
   constructor(body, title, actions) {
@@ -149,7 +149,10 @@ export class Answer {
     this.after.append(...warnings.map((each) => make("p", { class: "note" }, each)));
     const { sources, marks } = listSources(result.receipt);
     this.markText(marks, sources);
-    if (sources.length) this.after.append(this.listOf(sources));
+    if (sources.length) {
+      this.after.append(this.listOf(sources));
+      this.actions.showFirst(sources[0]);
+    }
     const code = button("Copy as code", () => this.actions.showCode(this.body));
     this.after.append(make("p", { class: "cost" }, describeCost(result)), make("div", { class: "actions" }, code));
   }

@@ -16,6 +16,9 @@ export function make(tag, given = {}, ...children) {
 
 export const button = (text, onclick, given = {}) => make("button", { type: "button", onclick, ...given }, text);
 
+/** Returns a name with signs that turn the writing around shown as such: `\u202efdp.exe` is no PDF. */
+export const legible = (name) => name.replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
+
 export const number = (value) => value.toLocaleString("en-US");
 
 export const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;
@@ -59,14 +62,16 @@ export class Progress {
   }
 }
 
+const MOST_OF_NODE = 2000; // characters of a growing text in one node, so that a piece never touches more
+
 /** A text that grows piece by piece; what comes within one frame of the screen is one change. */
 export class GrowingText {
   constructor(node, changed = () => {}) {
     this.text = "";
-    this.node = document.createTextNode("");
+    this.parent = node;
+    this.nodes = [];
     this.changed = changed;
     this.shown = 0;
-    node.append(this.node);
   }
 
   add(piece) {
@@ -77,7 +82,14 @@ export class GrowingText {
   flush() {
     if (this.frame != null) cancelAnimationFrame(this.frame);
     this.frame = null;
-    this.node.appendData(this.text.slice(this.shown));
+    if (this.shown < this.text.length) {
+      let last = this.nodes.at(-1);
+      if (!last || last.length > MOST_OF_NODE) {
+        this.nodes.push((last = document.createTextNode("")));
+        this.parent.append(last);
+      }
+      last.appendData(this.text.slice(this.shown));
+    }
     this.shown = this.text.length;
     this.changed();
   }
@@ -85,6 +97,7 @@ export class GrowingText {
   clear() {
     this.text = "";
     this.shown = 0;
-    this.node.data = "";
+    for (const each of this.nodes) each.remove();
+    this.nodes = [];
   }
 }
