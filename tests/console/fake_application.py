@@ -136,7 +136,8 @@ class Obedient(Searching):
         yield Finished(said)
 
 
-_WORD = "reading "
+_WORD, _LAST_WORD = "reading ", "ending\n\n"
+_PARAGRAPH = 60  # words of one
 
 
 async def _hurry() -> AsyncGenerator[GenerationEvent]:
@@ -145,7 +146,7 @@ async def _hurry() -> AsyncGenerator[GenerationEvent]:
     began = clock()
     for number in range(_FAST):
         await asyncio.sleep(began + number / 100 - clock())
-        yield TextDelta(0, _WORD)
+        yield TextDelta(0, _WORD if (number + 1) % _PARAGRAPH else _LAST_WORD)
 
 
 def _find(texts: tuple[Document, ...], question: str) -> tuple[Document, str, int] | None:

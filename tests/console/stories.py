@@ -273,7 +273,7 @@ def everything_is_reached_by_the_keyboard_and_shows_its_focus(visit: Visit) -> N
     page.evaluate("document.activeElement.blur()")
     wanted = page.evaluate(
         """[...document.querySelectorAll("button, input, select, textarea, summary")]
-        .filter((each) => each.checkVisibility() && !each.disabled).length"""
+        .filter((each) => each.checkVisibility() && !each.disabled && each.tabIndex >= 0).length"""
     )
     reached: set[str] = set()
     for _ in range(wanted + 12):

@@ -160,18 +160,14 @@ export class Answer {
   /** Puts the numbers of sources behind the statements of the answer. */
   markText(marks, sources) {
     if (!marks.length) return;
-    const { text } = this.growing;
-    const ends = offsetsIn(text, marks.map((each) => each.end));
-    const nodes = [];
-    let at = 0;
-    marks.forEach(({ number: which }, index) => {
-      nodes.push(text.slice(at, ends[index]));
+    const ends = offsetsIn(this.growing.text, marks.map((each) => each.end));
+    const buttons = marks.map(({ number: which }, index) => {
       const source = sources[which - 1];
       const open = () => this.actions.openSource(source);
-      nodes.push(button(`[${which}]`, open, { class: "mark", "aria-label": `Source ${which}: ${source.place}` }));
-      at = ends[index];
+      const name = `Source ${which}: ${source.place}`;
+      return [ends[index], button(`[${which}]`, open, { class: "mark", "aria-label": name })];
     });
-    this.text.replaceChildren(...nodes, text.slice(at));
+    this.growing.insert(buttons);
   }
 
   listOf(sources) {

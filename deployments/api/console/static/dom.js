@@ -62,16 +62,15 @@ export class Progress {
   }
 }
 
-const MOST_OF_NODE = 2000; // characters of a growing text in one node, so that a piece never touches more
-
-/** A text that grows piece by piece; what comes within one frame of the screen is one change. */
+/**
+ * A text that grows piece by piece; what comes within one frame of the screen is one change.
+ *
+ * Each paragraph is a block of its own, so that a piece has the browser lay out the last one alone.
+ */
 export class GrowingText {
   constructor(node, changed = () => {}) {
-    this.text = "";
-    this.parent = node;
-    this.nodes = [];
-    this.changed = changed;
-    this.shown = 0;
+    Object.assign(this, { parent: node, changed, frame: null });
+    this.clear();
   }
 
   add(piece) {
@@ -80,24 +79,40 @@ export class GrowingText {
   }
 
   flush() {
-    if (this.frame != null) cancelAnimationFrame(this.frame);
+    if (this.frame !== null) cancelAnimationFrame(this.frame);
     this.frame = null;
-    if (this.shown < this.text.length) {
-      let last = this.nodes.at(-1);
-      if (!last || last.length > MOST_OF_NODE) {
-        this.nodes.push((last = document.createTextNode("")));
-        this.parent.append(last);
-      }
-      last.appendData(this.text.slice(this.shown));
+    const end = this.text.lastIndexOf("\n\n") + 2;
+    if (end > Math.max(this.shown, 1)) {
+      this.show(end);
+      this.last = null;
     }
-    this.shown = this.text.length;
+    this.show(this.text.length);
     this.changed();
   }
 
+  show(end) {
+    if (end === this.shown) return;
+    if (this.last === null) {
+      this.last = document.createTextNode("");
+      this.paragraphs.push({ start: this.shown, text: this.last });
+      this.parent.append(make("div", {}, this.last));
+    }
+    this.last.appendData(this.text.slice(this.shown, end));
+    this.shown = end;
+  }
+
+  /** Puts nodes into the text, `[offset, node]` by rising offsets; nothing may be added after that. */
+  insert(places) {
+    let at = this.paragraphs.length - 1;
+    for (const [offset, node] of [...places].reverse()) {
+      while (at > 0 && this.paragraphs[at].start >= offset) at -= 1;
+      const { start, text } = this.paragraphs[at];
+      text.splitText(offset - start).before(node);
+    }
+  }
+
   clear() {
-    this.text = "";
-    this.shown = 0;
-    for (const each of this.nodes) each.remove();
-    this.nodes = [];
+    for (const each of this.paragraphs ?? []) each.text.parentNode.remove();
+    Object.assign(this, { text: "", shown: 0, paragraphs: [], last: null });
   }
 }
