@@ -12,8 +12,10 @@ import typer
 
 from deployments.cli.questions.answer_stream import (
     StreamedAnswer,
+    choose_card,
     document_objects,
-    find_card,
+    is_embedded,
+    list_cards,
     stream_answer,
 )
 from deployments.cli.questions.ask_command import warn_of_foreign
@@ -67,7 +69,8 @@ def chat(
     """
     texts = read_documents(files or [])
     with connect(url, api_key) as client:
-        card = find_card(client, model)
+        cards = list_cards(client)
+        card = choose_card(cards, model)
         conversation = Conversation(
             client,
             card,
@@ -75,8 +78,8 @@ def chat(
             {"mode": mode, "too_long": "sections" if sections else None},
         )
         conversation.add(texts)
-        if card.get("rapid", {}).get("embedded", False) and texts:
-            warn_of_foreign({name: each.text for name, each in texts.items()}, "")
+        if is_embedded(card) and texts:
+            warn_of_foreign({name: each.text for name, each in texts.items()}, "", cards)
         for line in _lines():
             if line.startswith("/"):
                 if not conversation.obey(line):
