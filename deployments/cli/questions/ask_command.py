@@ -100,8 +100,9 @@ def ask(
 ) -> None:
     """Ask a question about documents; the answer streams.
 
-    A line on standard error says which pages or lines of the documents it is from, or that nothing
-    in them is about the question. With --json one object has text, sources, receipt and usage.
+    A line on standard error says which pages or lines of the documents it is from, that its words
+    do not stand there, or that nothing in them is about the question. With --json one object has
+    text, sources, receipt and usage.
 
     The models of the default configuration understand only documents that 'rapid sample-document'
     has made. For text of your own, ask another with --model.
@@ -169,7 +170,7 @@ def ask(
             }
         )
         return
-    if (line := origin(answer.receipt, documents)) is not None:
+    if (line := origin(question, answer.text, answer.receipt, documents)) is not None:
         note(line)
     for place, text in passages(answer.receipt, documents) if sources else ():
         typer.echo(f"\n{place}:\n{text}")

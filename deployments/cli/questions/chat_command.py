@@ -150,7 +150,8 @@ class Conversation:
             self._messages = [*messages, {"role": "assistant", "content": answer.text}]
         if answer.receipt and answer.final:  # it is complete
             self._receipt, self._usage = answer.receipt, answer.final["usage"]
-            if (line := origin(answer.receipt, self._texts)) is not None:
+            line = origin(question, answer.text, answer.receipt, self._texts)
+            if line is not None:
                 note(line)
 
     def obey(self, line: str) -> bool:

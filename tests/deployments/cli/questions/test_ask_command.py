@@ -362,4 +362,28 @@ class TestSources:
         documents = {"notes": parsed_from("One. Two. Three.")}
         said = {"reason": "asked for", "mode": "rag"}
         said |= {"chunks": [{"document": "notes", "start": 5, "end": 9}]}  # type: ignore[dict-item]
-        assert origin(said, documents) == "from notes, characters 6-9"
+        assert origin("How many?", "Two.", said, documents) == "from notes, characters 6-9"
+
+    @pytest.mark.parametrize(
+        ("answer", "line"),
+        [
+            ("You may change it.", "from LICENSE, lines 3-4"),
+            ("No.", "from LICENSE, lines 3-4"),
+            (
+                "You may copy it. The mayor decides.",
+                "from LICENSE, lines 3-4; not all of the answer's words stand there: check the "
+                "answer",
+            ),
+            (
+                "The mayor decides.",
+                "looked in LICENSE, lines 3-4; the answer's words do not stand there: check the "
+                "answer",
+            ),
+        ],
+    )
+    def test_passages_without_the_answers_words_do_not_support_it(self, answer, line):
+        said = {"reason": "evidence", "mode": "fused"}
+        start = LICENSE.index("You may copy")
+        found = {"document": "LICENSE", "start": start, "end": LICENSE.index("No warranty")}
+        said |= {"chunks": [found]}  # type: ignore[dict-item]
+        assert origin("What may I do?", answer, said, {"LICENSE": parsed_from(LICENSE)}) == line
