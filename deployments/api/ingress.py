@@ -384,6 +384,10 @@ class Ingress:
                 record.error = error
                 return _failure(error, request_id).body
 
+            async def render_error(error: Exception) -> bytes:
+                # A response that fails tells all that it has said, which may be megabytes.
+                return await asyncio.to_thread(reply.render_error, fail(error))
+
             if later is not None:
                 if reserved is not None:
                     await _confirm(reserved, request, record)
@@ -401,7 +405,7 @@ class Ingress:
                 reply.media_type,
                 stack.pop_all(),
                 request_id,
-                lambda error: reply.render_error(fail(error)),
+                render_error,
             )
 
     def _explain(self, asked: Question, error: Exception) -> Exception:

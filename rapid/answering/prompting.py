@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from rapid.answering.answerable import append_question
 from rapid.answering.decisions import Evidence
+from rapid.answering.passage_order import PassageOrder
 from rapid.answering.query import choose_query, join_earlier
 from rapid.answering.sections import drop_worst, join_passages
 from rapid.answering.turns import drop_turns
@@ -182,6 +183,7 @@ class RequestPrompts:
         self._budget_for = budget_for
         self._resolver = resolver or InlineDocuments()
         self._threads = Threads(_NUM_THREADS, "rapid-prompts")
+        self._order = PassageOrder()
 
     def with_retrieval(
         self, retrieval: Retrieval | None, *, budget_tokens: int | None, budget_for: BudgetFor
@@ -386,6 +388,7 @@ class RequestPrompts:
         *,
         num_tokens: int | None = None,
         tell: Tell | None = None,
+        ignores_drafts: bool = False,
     ) -> DrafterPrompt:
         """Return the drafter's prompt: the chat with retrieved chunks in place of its long parts.
 
@@ -397,6 +400,8 @@ class RequestPrompts:
             num_tokens: Length of the target's prompt, by which the budget is chosen; None, where
                 there is no such prompt, counts the texts.
             tell: Is told how far the indexing of new documents is.
+            ignores_drafts: Whether the answer is the same whatever is drafted. Then chunks of a
+                document stand in an order by which engines find more of the prompt read.
 
         Raises:
             UnknownDocument: The text of a document is not known.
@@ -434,7 +439,10 @@ class RequestPrompts:
             else:
                 chunks = tuple(found.chunks)
                 evidence = _evidence_of(found)
-        messages = drafter_messages(search.plan, chunks)
+        shown = chunks
+        if ignores_drafts:
+            shown = self._order.arrange((request.tenant, request.cache_salt), chunks)
+        messages = drafter_messages(search.plan, shown)
         prompt_ids = await self._encode(self.drafter, request, messages)
         joined = search.joined if search.plan.documents else None
         return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence, messages, joined)

@@ -122,8 +122,14 @@ class Readings:
         with span("retrieval") as recorded:
             read = self._run.prompts.get("target")
             num_tokens = None if read is None else len(read)
+            # Citations say which passages the drafter needed, and so depend on its prompt.
+            ignores_drafts = self._run.plan.ignores_drafts and not self._request.citations
             found = await self._prompts.drafter_prompt(
-                self._request, answer, num_tokens=num_tokens, tell=self._note
+                self._request,
+                answer,
+                num_tokens=num_tokens,
+                tell=self._note,
+                ignores_drafts=ignores_drafts,
             )
             recorded.set_attribute("rapid.chunks", len(found.chunks))
         self._run.retrieval_ms += 1e3 * (time.monotonic() - began)
