@@ -107,7 +107,7 @@ export class GrowingText {
     for (const [offset, node] of [...places].reverse()) {
       while (at > 0 && this.paragraphs[at].start >= offset) at -= 1;
       const { start, text } = this.paragraphs[at];
-      text.splitText(offset - start).before(node);
+      text.splitText(Math.min(offset - start, text.length)).before(node);
     }
   }
 
