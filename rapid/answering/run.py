@@ -190,6 +190,7 @@ class Run:
             weight=request.weight,
             priority=request.priority,
             prompt_set=pack_tokens(prompt_ids) if plan.sampling.repetition_penalty != 1 else b"",
+            explains=request.explain,
         )
         tools = request.tools
         self.answers = [

@@ -388,6 +388,7 @@ class Engine:
             scored.num_logprobs,
             scored.log_odds,
             told.logits,
+            scored.explains,
         )
         judgement = await asyncio.to_thread(judge_block, question)
         verdict = judgement.verdict(block, max(scored.verify_ms, told.verify_ms))

@@ -183,6 +183,10 @@ class SequenceWork(Work):
         terms, position = self.lease.request.terms, self.sequence.num_generated + num_tokens
         return Draw(terms.sampling, terms.speculation, self.choice, position)
 
+    def _explains(self) -> bool:
+        """Return whether it is told how likely the next tokens were."""
+        return self.lease.request.terms.explains_at(self.sequence.num_generated)
+
     def _check_position(self, what: str, position: int, choice: int) -> None:
         here = self.sequence.num_generated
         if position != here or choice != self.choice:

@@ -3,6 +3,7 @@
 import { ask } from "./asking.js";
 import { button, duration, GrowingText, make, number, plural, Progress } from "./dom.js";
 import { listSources, offsetsIn } from "./places.js";
+import { WhoWrote } from "./who_wrote.js";
 
 /** Parts of a receipt's reason that say that the documents are not about the question. */
 export const SAYS_NOTHING = [
@@ -151,7 +152,24 @@ export class Answer {
     this.markText(marks, sources);
     if (sources.length) this.after.append(this.listOf(sources));
     const code = button("Copy as code", () => this.actions.showCode(this.body));
-    this.after.append(make("p", { class: "cost" }, describeCost(result)), make("div", { class: "actions" }, code));
+    const who = this.explains(result.receipt);
+    this.after.append(make("p", { class: "cost" }, describeCost(result)), make("div", { class: "actions" }, ...who, code));
+  }
+
+  /** Returns the switch that shows who wrote each token in place of the text; none if nobody knows. */
+  explains(receipt) {
+    if (!receipt.explain?.tokens?.[0]?.some((each) => each.text && !each.is_thinking)) return [];
+    let shown = null;
+    const turn = () => {
+      const isOn = this.text.hidden;
+      shown ??= new WhoWrote(receipt, this.growing.text, this.actions.openSource);
+      if (!shown.node.isConnected) this.text.after(shown.node);
+      shown.node.hidden = isOn;
+      this.text.hidden = !isOn;
+      who.setAttribute("aria-pressed", String(!isOn));
+    };
+    const who = button("Who wrote this", turn, { "aria-pressed": "false" });
+    return [who];
   }
 
   /** Puts the numbers of sources behind the statements of the answer. */

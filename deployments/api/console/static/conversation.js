@@ -48,7 +48,7 @@ export class Conversation {
   body(question) {
     const { model, mode, temperature } = this.actions.settings();
     const { chosen, keeps } = this.documents;
-    const rapid = { mode, citations: true, progress: true, truncation: "auto" };
+    const rapid = { mode, citations: true, explain: "writers", progress: true, truncation: "auto" };
     if (keeps && chosen.length) rapid.file_ids = chosen.map((each) => each.id);
     if (!keeps && chosen.length) rapid.documents = chosen.map(({ name, text }) => ({ name, text }));
     return {

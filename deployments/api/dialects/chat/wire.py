@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rapid.events import CallDelta, ChoiceDelta, FinishReason, TextDelta, ThinkingDelta, TokenText
-from rapid.receipt import ChoiceStatistics, Receipt
+from rapid.receipt import ChoiceStatistics, Explanation, Receipt
 
 Json = dict[str, Any]
 
@@ -296,7 +296,7 @@ def rapid_receipt(receipt: Receipt) -> Json:
     if receipt.application is not None:
         body["application"] = receipt.application
     if receipt.explanation is not None:
-        body["explain"] = asdict(receipt.explanation)
+        body["explain"] = _explain(receipt.explanation)
     return body
 
 
@@ -319,6 +319,16 @@ def model_card(
         card["max_model_len"] = max_model_len
     waits = {} if silence_s is None else {"silence_s": silence_s}
     return card | {"rapid": {"embedded": is_embedded} | waits | dict(limits)}
+
+
+def _explain(explanation: Explanation) -> Json:
+    """Return `explain` of a receipt; prompts may be long, so that none of it is copied."""
+    names = ("target_prompt_ids", "drafter_prompt_ids", "witness_prompt_ids")
+    return {
+        **{name: getattr(explanation, name) for name in (*names, "token_ids", "origins")},
+        "tokens": [[asdict(token) for token in tokens] for tokens in explanation.tokens],
+        "truncated": explanation.truncated,
+    }
 
 
 def _token(text: str, logprob: float) -> Json:
