@@ -48,7 +48,7 @@ function countUp(tell) {
 
 export class Answer {
   /**
-   * `actions` has `openSource(source)`, `followEnd()`, `showCode(body)`, `askForKey(failure)` and
+   * `actions` has `openSource(source)`, `showFirst(source)`, `followEnd()`, `showCode(body)`, `askForKey(failure)` and
    * `askAgain(changes)`, with changes of the body's `rapid`.
    */
   constructor(body, title, actions) {
@@ -150,7 +150,10 @@ export class Answer {
     this.after.append(...warnings.map((each) => make("p", { class: "note" }, each)));
     const { sources, marks } = listSources(result.receipt);
     this.markText(marks, sources);
-    if (sources.length) this.after.append(this.listOf(sources));
+    if (sources.length) {
+      this.after.append(this.listOf(sources));
+      this.actions.showFirst(sources[0]);
+    }
     const code = button("Copy as code", () => this.actions.showCode(this.body));
     const who = this.explains(result.receipt);
     this.after.append(make("p", { class: "cost" }, describeCost(result)), make("div", { class: "actions" }, ...who, code));
@@ -175,18 +178,14 @@ export class Answer {
   /** Puts the numbers of sources behind the statements of the answer. */
   markText(marks, sources) {
     if (!marks.length) return;
-    const { text } = this.growing;
-    const ends = offsetsIn(text, marks.map((each) => each.end));
-    const nodes = [];
-    let at = 0;
-    marks.forEach(({ number: which }, index) => {
-      nodes.push(text.slice(at, ends[index]));
+    const ends = offsetsIn(this.growing.text, marks.map((each) => each.end));
+    const buttons = marks.map(({ number: which }, index) => {
       const source = sources[which - 1];
       const open = () => this.actions.openSource(source);
-      nodes.push(button(`[${which}]`, open, { class: "mark", "aria-label": `Source ${which}: ${source.place}` }));
-      at = ends[index];
+      const name = `Source ${which}: ${source.place}`;
+      return [ends[index], button(`[${which}]`, open, { class: "mark", "aria-label": name })];
     });
-    this.text.replaceChildren(...nodes, text.slice(at));
+    this.growing.insert(buttons);
   }
 
   listOf(sources) {

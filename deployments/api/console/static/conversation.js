@@ -8,7 +8,7 @@ const SEED = 1; // of compared answers, so that chance does not tell them apart
 const NEAR = 80; // pixels from the end within which the page follows a growing answer
 
 export class Conversation {
-  /** `actions` has `openSource(source)`, `showCode(body)`, `askForKey(failure)` and `settings()`. */
+  /** `actions` has `openSource(source)`, `showFirst(source)`, `showCode(body)`, `askForKey(failure)` and `settings()`. */
   constructor(server, documents, actions) {
     Object.assign(this, { server, documents, actions });
     this.list = byId("turns");
