@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 import numpy as np
@@ -253,6 +253,18 @@ class PrefillReceipt:
     kv_cache_dtype: KVCacheDtype = "auto"
     scores: tuple[tuple[float, ...], ...] = ()
     prompt_scores: tuple[TokenLogprobs, ...] = ()
+
+
+class ReadSoFar(NamedTuple):
+    """How far a prefill has come.
+
+    Attributes:
+        num_tokens: Tokens of the prompt that are read.
+        num_cached: Those of them that were found in a cache.
+    """
+
+    num_tokens: int = 0
+    num_cached: int = 0
 
 
 # --- drafter -> target --------------------------------------------------------------------------

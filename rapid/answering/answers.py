@@ -175,10 +175,9 @@ class GrowingAnswer:
         # The end-of-sequence token has no text; who continues a prompt is told what it is worth.
         has_end = verdict.is_finished and self._stream.is_hidden(verdict.token_ids[-1])
         shown = verdict.logprobs[:-1] if has_end and not self._is_continued else verdict.logprobs
-        shown = self._held + shown
+        shown = (self._held + shown)[self._stream.num_thinking - num_thinking :]
         is_decided = not self._stream.num_undecided
-        self._held = () if is_decided else shown
-        shown = shown[self._stream.num_thinking - num_thinking :] if is_decided else ()
+        self._held, shown = ((), shown) if is_decided else (shown, ())
         logprobs = tuple(spell(self._text, each) for each in shown)
         return TextDelta(self.choice, text, logprobs, finish)
 

@@ -56,7 +56,7 @@ class Holding:
         Raises:
             RapidError: The engine died, is closed or silent, or it has ended the lease.
         """
-        await self.lease.num_read()
+        await self.lease.read_so_far()
 
     async def release(self) -> None:
         """Release the lease before the session ends."""

@@ -43,7 +43,14 @@ from rapid.engines.work.verifying import (
 )
 from rapid.engines.work.window_drafting import WindowDraft
 from rapid.errors import BadRequest, ConfigurationError, LeaseNotFound
-from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, TargetLogits, Verdict
+from rapid.messages import (
+    DraftBlock,
+    LeaseRequest,
+    PrefillReceipt,
+    ReadSoFar,
+    TargetLogits,
+    Verdict,
+)
 from rapid.ports import Clock
 from rapid.speculation.fast.step import judge_block
 from rapid.speculation.questions import ToJudge
@@ -302,8 +309,8 @@ class Engine:
 
         return await self._call(lease_id, prefill, PrefillReceipt)
 
-    def num_read(self, lease_id: str) -> int:
-        """Return how many tokens of a lease's prompt have been read, cached ones included.
+    def read_so_far(self, lease_id: str) -> ReadSoFar:
+        """Return how many tokens of a lease's prompt have been read.
 
         The last token of a prompt is left to the call after `prefill`, and never counted.
 
@@ -313,7 +320,7 @@ class Engine:
         """
         with self._state.guard:
             self._state.check_running()
-            return self._state.ledger.get(lease_id).num_read
+            return self._state.ledger.get(lease_id).read_so_far
 
     async def draft(
         self, lease_id: str, choice: int, verdict: Verdict | None, num_tokens: int

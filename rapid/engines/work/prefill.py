@@ -16,7 +16,7 @@ from rapid.engines.kv.rings import KeptWindows
 from rapid.engines.kv.sequences import Sequence
 from rapid.engines.work.base import Work
 from rapid.errors import OutOfStep
-from rapid.messages import PrefillReceipt
+from rapid.messages import PrefillReceipt, ReadSoFar
 from rapid.speculation.questions import Question
 
 
@@ -79,7 +79,8 @@ class Prefill(Work):
         if num_known > first.num_computed:
             self._num_cached += num_known - first.num_computed
             first.num_computed = num_known
-        self.lease.num_read = min(first.num_computed, self._num_prompt)
+        num_read = min(first.num_computed, self._num_prompt)
+        self.lease.read_so_far = ReadSoFar(num_read, self._num_cached)
         self.next_page = int(pages[cached]) if cached < len(pages) else None
         self._fork_or_finish()
 

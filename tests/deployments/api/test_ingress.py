@@ -294,13 +294,15 @@ class TestStream:
     async def test_how_much_of_the_prompt_is_read_is_a_chunk_of_llama_cpp(self):
         started = replace(STARTED, prompt_tokens=4000)
         text = TextDelta(0, "a", (), "length")
-        app = ingress(ScriptedOrchestrator(started, Reading(512, 4000), text, Finished(receipt())))
+        readings = (Reading(512, 4000, num_cached=500), Reading(4000, 4000, num_cached=510))
+        app = ingress(ScriptedOrchestrator(started, *readings, text, Finished(receipt())))
         asked = events(await post(app, ASK | {"stream": True, "return_progress": True}))
         told = [each for each in asked[:-1] if "prompt_progress" in each]
         counts = [(each["prompt_progress"]["processed"], each["choices"]) for each in told]
         delta = {"role": "assistant", "content": None}
         choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]
         assert counts == [(0, choices), (512, choices), (4000, choices)]
+        assert [each["prompt_progress"]["cache"] for each in told] == [0, 500, 510]
         for each in told:
             assert each["prompt_progress"].keys() == {"total", "cache", "processed", "time_ms"}
             assert each["prompt_progress"]["total"] == 4000

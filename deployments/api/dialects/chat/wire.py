@@ -15,7 +15,15 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
-from rapid.events import CallDelta, ChoiceDelta, FinishReason, TextDelta, ThinkingDelta, TokenText
+from rapid.events import (
+    CallDelta,
+    ChoiceDelta,
+    FinishReason,
+    Reading,
+    TextDelta,
+    ThinkingDelta,
+    TokenText,
+)
 from rapid.receipt import ChoiceStatistics, Explanation, Receipt
 
 Json = dict[str, Any]
@@ -98,15 +106,15 @@ class ReplyFrame:
             logprobs, finish_reason = None, None
         return self._chunk(delta.choice, render_delta(delta), logprobs, finish_reason)
 
-    def progress_chunk(self, num_read: int, num_all: int, time_s: float) -> Json:
-        """Return llama.cpp's stream chunk that says how much of the prompt is read.
-
-        What was found in the cache is known at the end only, in the usage.
-        """
-        progress = {"total": num_all, "cache": 0, "processed": num_read}
-        return self._empty_chunk() | {
-            "prompt_progress": progress | {"time_ms": round(1000 * time_s)}
+    def progress_chunk(self, read: Reading, time_s: float) -> Json:
+        """Return llama.cpp's stream chunk that says how much of the prompt is read."""
+        progress = {
+            "total": read.num_all,
+            "cache": read.num_cached,
+            "processed": read.num_read,
+            "time_ms": round(1000 * time_s),
         }
+        return self._empty_chunk() | {"prompt_progress": progress}
 
     def _empty_chunk(self) -> Json:
         return self._chunk(0, {"role": "assistant", "content": None}, None, None)
