@@ -95,12 +95,12 @@ def serve(
     from deployments.cli.stages import Stages
 
     began = time.monotonic()
-    config, checked, lacking = _examine(config, fallback)
     if metrics_port is not None and joins_cluster():
         fail(
             "--metrics-port is for a Ray that is started here: the one of RAY_ADDRESS has its "
             "own, which `ray start --metrics-export-port` sets"
         )
+    config, checked, lacking = _examine(config, fallback)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
