@@ -220,6 +220,8 @@ class LeaseRequest:
         traceparent: Place in the request's trace (W3C) of the lease's calls; empty if not traced.
         masks: Per choice, positions [a, b) of the prompt that its committed tokens do not see.
         scored_from: First token of the prompt whose log-probability is wanted; None for none.
+        passages: Positions [a, b) of the prompt, in order, that a drafter's engine may read each by
+            itself (`rapid.engines.kv.passages`); only where the answer ignores what is drafted.
     """
 
     lease_id: str
@@ -233,6 +235,7 @@ class LeaseRequest:
     traceparent: str = ""
     masks: tuple[tuple[int, int], ...] = ()
     scored_from: int | None = None
+    passages: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +248,8 @@ class PrefillReceipt:
         scores: Per mask, the model's own log-probability of each committed token; else none.
         prompt_scores: The model's own log-probabilities of the prompt's tokens, from `scored_from`
             or the second on; the first has none, since nothing precedes it.
+        num_placed_tokens: Tokens of passages that were read for an earlier prompt.
+        reads_apart: Whether the passages that the request names were read each by itself.
     """
 
     lease_id: str
@@ -253,6 +258,8 @@ class PrefillReceipt:
     kv_cache_dtype: KVCacheDtype = "auto"
     scores: tuple[tuple[float, ...], ...] = ()
     prompt_scores: tuple[TokenLogprobs, ...] = ()
+    num_placed_tokens: int = 0
+    reads_apart: bool = False
 
 
 class ReadSoFar(NamedTuple):

@@ -133,6 +133,20 @@ class ExplainedToken:
 
 
 @dataclass(frozen=True, slots=True)
+class PassagesRead:
+    """How a drafter read the passages of its prompt.
+
+    Attributes:
+        reading: `apart`: each by itself. `together`: as any text; `reason` says why.
+        reused_tokens: Those of passages that were read for earlier prompts.
+    """
+
+    reading: Literal["apart", "together"]
+    reused_tokens: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """The token ids from which an answer can be recomputed offline, one tuple per choice.
 
@@ -208,6 +222,7 @@ class Receipt:
         application: Name of the application that answered, where there are two beside each other.
         ignored: Names of the request's fields that changed nothing.
         joined_query: What was searched for, if it is the question with those before it.
+        passages: How the drafter read them, where it may read each by itself; else None.
     """
 
     mode: Mode
@@ -244,6 +259,7 @@ class Receipt:
     application: str | None = None
     ignored: tuple[str, ...] = ()
     joined_query: str | None = None
+    passages: PassagesRead | None = None
 
     def __str__(self) -> str:
         """Return the receipt in a few lines; `repr` has all of it."""

@@ -8,7 +8,7 @@ from rapid.answering.decisions import FUSING
 from rapid.answering.run import Run
 from rapid.answering.session import Role
 from rapid.engine_status import LeaseUsage
-from rapid.receipt import ChunkUsed, Citations, Explanation, Receipt
+from rapid.receipt import ChunkUsed, Citations, Explanation, PassagesRead, Receipt
 
 
 def receipt_of(
@@ -61,6 +61,21 @@ def receipt_of(
         left_out=run.left_out,
         sections=run.sections,
         joined_query=run.joined_query,
+        passages=_passages_read(run),
         ignored=request.ignored,
         explanation=explanation,
     )
+
+
+def _passages_read(run: Run) -> PassagesRead | None:
+    gate, prefill = run.services.gate, run.session.drafter_prefill
+    if not gate.is_wanted or prefill is None or not run.chunks:
+        return None
+    if prefill.reads_apart:
+        return PassagesRead("apart", prefill.num_placed_tokens, gate.reason)
+    reason = gate.reason
+    if not run.plan.ignores_drafts:
+        reason = "the answer depends on what is drafted"
+    elif run.passages:
+        reason = "the drafter's engine reads prompts whole, as its log says"
+    return PassagesRead("together", 0, reason)

@@ -70,6 +70,9 @@ class Work(ABC):
     def feeds(self, limit: int) -> list[Feed]:
         """Return the next forward's rows of each sequence; only prefills keep to `limit` rows."""
 
+    def prepare(self) -> None:  # noqa: B027 (most work needs nothing but its rows)
+        """Write KV that the rows of `feeds` need; called before their forward, without the lock."""
+
     @abstractmethod
     def take(self, logits: torch.Tensor) -> Question | None:
         """Count the rows of a sequence; return what to draw from its logits [num_wanted, vocab].

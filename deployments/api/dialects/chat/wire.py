@@ -279,6 +279,8 @@ def rapid_receipt(receipt: Receipt) -> Json:
     }
     if receipt.joined_query is not None:
         body["query"] = receipt.joined_query
+    if receipt.passages is not None:
+        body["passages"] = asdict(receipt.passages)
     if receipt.ignored:
         body["ignored"] = list(receipt.ignored)
     if receipt.left_out:
