@@ -356,7 +356,7 @@ class MethodFields(Fields):
             refuse("query", "is empty: leave it out to search for the last user message")
         return query
 
-    def as_explanation(self) -> dict[str, bool]:
+    def as_explanation(self) -> dict[str, Any]:
         """Return the fields of a request that say what its receipt explains."""
         return {
             "explain": self.explain in ("tokens", "writers"),

@@ -30,6 +30,7 @@ SMALLEST = {
     "benchmarks.decoding.decode": "--quick --cases 1",
     "benchmarks.decoding.determinism": "--quick",
     "benchmarks.decoding.planned": "--quick",
+    "benchmarks.decoding.explained": "--quick",
     "benchmarks.decoding.grammars": "--quick",
     "benchmarks.engine.cpu_attention": "--quick",
     "benchmarks.engine.first_token": "--lengths 1024 --repeats 1",

@@ -69,6 +69,10 @@ def plain_rag_and_auto_stand_beside_each_other(visit: Visit) -> None:
     expect(answers.locator("h4")).to_have_text(["plain", "rag", "auto"])
     expect(answers.locator(".cost")).to_have_count(3, timeout=WAIT_MS)
     expect(answers.locator(".cost").last).to_contain_text("fused · ")
+    expect(answers.locator(".cost").first).not_to_contain_text("of plain's speed")
+    for place in (1, 2):
+        beside = re.compile(r" s · about \d\.\d of plain's speed$")
+        expect(answers.locator(".cost").nth(place)).to_have_text(beside)
     boxes = [answers.nth(number).bounding_box() for number in range(3)]
     assert len({box["y"] for box in boxes}) == 1
     visit.check_access("compared")

@@ -82,7 +82,7 @@ def decide(
         return Outcome(token, token == drafted, is_sure)
     is_cut = draw.sampling.top_p < 1 and not draw.is_greedy
     is_fine = speculation.is_witnessed or is_cut or explains
-    row, witness = Row.read(logits, temperature, is_fine=is_fine), None
+    row, witness = Row.read(logits, temperature, is_fine=is_fine, is_whole=explains), None
     if speculation.is_witnessed and witness_logits is not None:
         witness = Row.read(witness_logits, temperature, is_fine=True)
     if not max(row.error, witness.error if witness else 0.0) < MOST_ERROR:

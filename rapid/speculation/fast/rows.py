@@ -27,7 +27,6 @@ Ids = npt.NDArray[np.int64]
 # rest is torch's addition in cascades. `top_p` and the odds of `adaptive` take the sum in float64.
 _COARSE = 2e-5
 FINE = 1e-12  # the same in float64, and of two quotients that are compared
-_LEAST = 0.1  # times the mean probability; below, p_hat's sum is bounded within 1e-6 of it
 OF_PEAK = 1e-15  # rounding of logits over T, in shares of the highest
 MOST_ERROR = 1e-3  # relative; above it nothing is sure
 MANY = 64.0  # times the mean probability, from which a token is likely
@@ -46,9 +45,12 @@ class Row:
     total: float  # sum of ``exp((z - peak) / T)``
     error: float  # bound of the relative error of p
     rounding: float  # bound of the relative error of quotients of two probabilities
+    squares: float = 0.0  # sum of ``p ** 2``, if `is_whole`
 
     @classmethod
-    def read(cls, logits: torch.Tensor, temperature: float, *, is_fine: bool) -> Row:
+    def read(
+        cls, logits: torch.Tensor, temperature: float, *, is_fine: bool, is_whole: bool = False
+    ) -> Row:
         """Read a row, float32 on the CPU [vocab]; of what is no number the error is infinite."""
         array: Float32Array = logits.numpy()
         best = int(array.argmax())
@@ -68,7 +70,8 @@ class Row:
                 weights /= temperature
         total = float(weights.exp_().sum())
         error = rounding if is_fine else _COARSE + rounding
-        return cls(array, temperature, peak, total, error, rounding)
+        squares = float(weights.dot(weights)) / total**2 if is_whole else 0.0
+        return cls(array, temperature, peak, total, error, rounding, squares)
 
     def probs(self, ids: Ids) -> Float64Array:
         """Return p of some tokens, whose quotients are the specification's up to rounding."""
@@ -185,7 +188,8 @@ def fuse_row(
 ) -> Fused:
     """Return p_hat before filters, for every rule of `rapid.speculation.fusion.fuse_probs`.
 
-    Its sum is as exact as a decision needs, or `is_whole`, for the probabilities themselves.
+    Its sum is as exact as a decision needs, or `is_whole`, for the probabilities themselves, of a
+    row that was read so.
     """
     speculation, eta = draw.speculation, draw.speculation.eta
     ids, draft, is_plausible = told.ids, told.draft, told.is_plausible
@@ -206,8 +210,8 @@ def fuse_row(
         slack = is_plausible * sharpened * error
         share, sharpening = 1 - weight, eta * weight * (1 - weight)
         fused = Fused(row, ids, sharpened, slack, 1.0, error, share, sharpening)
-        times = _LEAST if is_whole else min(MANY, (1 - draw.sampling.top_p) / 2 or MANY)
-        return _sum_weights(fused, probs, times)
+        times = 1.0 if is_whole else min(MANY, (1 - draw.sampling.top_p) / 2 or MANY)
+        return _sum_weights(fused, probs, times, is_whole=is_whole)
     move, certainty = draft - probs, 1 / row.total
     scale = 1.0
     if speculation.transfer == "boost":
@@ -221,7 +225,7 @@ def fuse_row(
     return Fused(row, ids, moved, slack, total, error)
 
 
-def _sum_weights(fused: Fused, probs: Float64Array, times: float) -> Fused:
+def _sum_weights(fused: Fused, probs: Float64Array, times: float, *, is_whole: bool) -> Fused:
     """Return p_hat of `adaptive` with its total; `probs` are p of the candidates."""
     # Tokens with at least `times` the mean probability are added one by one. Sharpening multiplies
     # the others at most by what it would for the likeliest of them.
@@ -229,6 +233,9 @@ def _sum_weights(fused: Fused, probs: Float64Array, times: float) -> Fused:
     likely = fused.row.probs(fused.without_own(fused.row.at_least(most)))
     rest = fused.share * max(1 - float(probs.sum()) - float(likely.sum()), 0.0)
     half = rest * math.expm1(fused.sharpening * most) / 2
+    if is_whole:  # a sharpened p is p + sharpening * p ** 2, but for even higher powers
+        squares = max(fused.row.squares - float((probs**2).sum() + (likely**2).sum()), 0.0)
+        half = fused.share * fused.sharpening * squares
     total = float(fused.weights.sum()) + float(fused.others(likely).sum()) + rest + half
     return replace(fused, total=total, error=fused.error + (half + fused.error) / total)
 

@@ -12,6 +12,7 @@ export class Conversation {
   constructor(server, documents, actions) {
     Object.assign(this, { server, documents, actions });
     this.list = byId("turns");
+    this.speeds = new Map(); // tokens a second of the last plain answer, by model
     this.follows = true;
     this.list.onscroll = () => {
       this.follows = this.list.scrollHeight - this.list.scrollTop - this.list.clientHeight < NEAR;
@@ -87,6 +88,7 @@ export class Conversation {
   answer(question, body, title) {
     return new Answer(body, title, {
       ...this.actions,
+      speeds: this.speeds,
       followEnd: () => this.followEnd(),
       askAgain: (changes) => {
         if (!this.isAsking) this.add(question, [{ ...body, rapid: { ...body.rapid, ...changes } }]);
