@@ -3,7 +3,8 @@
     python -m tests.console.fake_application    # prints its address, and serves until it is ended
 
 Under ``/`` there are no keys, under ``/keyed`` there are the key ``sk-a`` and the operator's key
-``sk-op``, under ``/texts`` no library, and under ``/two`` two models. ``POST /loading`` has the
+``sk-op``, under ``/texts`` no library, under ``/two`` two models, and under ``/small`` the embedded
+models, which answer by themselves. ``POST /loading`` has the
 server say that its models are loading, until ``POST /loaded``, and ``POST /state`` have it say what
 the body does. ``POST /restart`` ends another server, whose address it answers, a moment later, and
 starts it again.
@@ -38,6 +39,7 @@ from rapid.errors import Overloaded, PromptTooLong, TooManyRequests
 from rapid.events import Finished, GenerationEvent, Reading, Started, TextDelta
 from rapid.messages import GenerateRequest
 from rapid.receipt import ChunkUsed, Citation, Citations, ExplainedToken, Explanation
+from tests.console.small_models import SmallModels
 from tests.deployments.api.files.test_files_by_sdk import Searching
 from tests.deployments.scripted import receipt
 from tests.deployments.serving import served
@@ -250,6 +252,7 @@ async def serve() -> None:
             "embedded": ModelCard(target="target", is_embedded=True),
             "english": ModelCard(target="target"),
         }
+        small = {"demo": ModelCard(default_temperature=0, is_embedded=True)}
         accounts = Accounts(access.database)
         restarting = Restarting(Ingress(service, config, library=access))
 
@@ -281,6 +284,9 @@ async def serve() -> None:
                     Ingress(service, config.model_copy(update={"keys": keys}), library=access),
                 ),
                 Mount("/texts", Ingress(service, config)),
+                Mount(
+                    "/small", Ingress(SmallModels(), config.model_copy(update={"models": small}))
+                ),
                 Mount("/two", Ingress(service, config.model_copy(update={"models": cards}))),
                 Mount("/", Ingress(service, config, library=access, accounts=accounts)),
             ]

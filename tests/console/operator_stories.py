@@ -42,7 +42,7 @@ def an_operator_sees_pools_leases_tiers_queue_and_acceptance(visit: Visit) -> No
     expect(target).to_contain_text("12,000 tokens, 3,000 came back so far")
     expect(target).not_to_contain_text("KV on disk")
     expect(card(visit, "Questions")).to_contain_text("Nobody waits.")
-    expect(card(visit, "Questions")).to_contain_text("drafted tokens, 67 %")
+    expect(card(visit, "Questions")).to_contain_text("tokens, 67 %")
     expect(card(visit, "Server")).to_contain_text("http://127.0.0.1:9100/metrics")
     expect(card(visit, "Used today")).to_be_visible()
     visit.check_access("operators")
@@ -63,14 +63,18 @@ def pools_that_start_are_full_or_gone_say_so_by_themselves(visit: Visit) -> None
         "retriever": pool(replicas=0),
         "librarian": pool(replicas=0, status="UNHEALTHY"),
     }
+    state["pools"]["big"] = pool(replicas=2)
     full = engine(leases_open=4, leases_waiting=2, tokens_waiting=9000, kv_pages_in_use=90)
-    state["engines"] = [full, {"name": "target/a", "pool": "target", "status": "unavailable"}]
+    two = [engine() | {"name": f"big/{name}", "pool": "big"} for name in ("c1", "c2")]
+    silent = {"name": "target/a", "pool": "target", "status": "unavailable"}
+    state["engines"] = [full, silent, *two]
     state |= {"ready": False, "reason": "no target takes requests"}
     say_state(visit, state)
     expect(card(visit, "Pool target")).to_contain_text("Starting: its model is loading.")
     expect(card(visit, "Pool target")).to_contain_text("from 1 engine")
     expect(card(visit, "Pool drafter")).to_contain_text("Full: the next question waits.")
     expect(card(visit, "Pool drafter")).to_contain_text("2 leases waiting, 9,000 tokens to read")
+    expect(card(visit, "Pool big")).to_contain_text("0 of 4 leases, 0 % of KV")
     expect(card(visit, "Pool retriever")).to_contain_text("At rest: a question starts it.")
     expect(card(visit, "Pool librarian")).to_contain_text("Down: nothing here takes requests.")
     expect(card(visit, "Server")).to_contain_text("Not ready: no target takes requests.")

@@ -48,3 +48,22 @@ def an_empty_page_offers_a_sample_that_is_asked_about_at_once(visit: Visit) -> N
     body = sent.value.post_data_json
     assert body["model"] == "english"
     assert "reference-\ncounting scheme" in body["rapid"]["documents"][0]["text"]
+
+
+@story
+def the_sample_is_answered_right_and_its_passages_are_marked(visit: Visit) -> None:
+    page = visit.open("/small/")
+    page.click("#sample")
+    expect(visit.row("Sample chronicle.txt")).to_have_attribute("data-state", "ready")
+    page.keyboard.press("Enter")  # the question is there, and has the focus
+    answer = page.locator(".turn .text")
+    expect(answer).to_contain_text("Lonadu is 50 crates of taki lupa.[3]", timeout=3 * WAIT_MS)
+    expect(page.locator("mark")).to_have_text(
+        "The first deposit of Lonadu is 23 bags of mava kodo."
+    )
+    page.get_by_role("button", name="Source 3").click()
+    expect(page.locator("mark")).to_have_text(
+        "The third deposit of Lonadu is 50 crates of taki lupa."
+    )
+    expect(page.locator(".cost")).to_contain_text("fused · ")
+    visit.check_access("sample answered")

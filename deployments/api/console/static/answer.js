@@ -40,16 +40,20 @@ export function describeCost(result, model, speeds) {
 
 /** Returns sentences that a reader of the answer must know. */
 export function listWarnings({ receipt, finish }, hasDocuments) {
-  const { reason, is_fallback, left_out, sections, unsupported } = receipt;
+  const { reason, is_fallback, left_out, sections, citations, unsupported } = receipt;
   const isAbout = !SAYS_NOTHING.some((each) => reason.includes(each));
   const without = (unsupported ?? []).filter((each) => each.choice === 0).length;
+  const isCited = (citations ?? []).some((each) => each.choice === 0);
+  const nowhere = isCited
+    ? `${plural(without, "statement")} without a source: check ${without === 1 ? "it" : "them"}.`
+    : "The answer's words do not stand in the passages that were found: check the answer.";
   return [
     hasDocuments && !isAbout && "Nothing in the documents is about this question: check the answer.",
     isAbout && is_fallback && `Answered with less than the mode asks for: ${reason}.`,
     sections && `The documents did not fit, so the model read ${plural(sections.length, "passage")} of them.`,
     left_out && `Left out, as it did not fit: ${plural(left_out.length, "earlier message")}.`,
     finish === "length" && "The answer ended at its length limit.",
-    hasDocuments && isAbout && without && `${plural(without, "statement")} without a source.`,
+    hasDocuments && isAbout && without && nowhere,
   ].filter(Boolean);
 }
 

@@ -13,7 +13,7 @@ import { Tabs } from "./tabs.js";
 
 const LOOK_MS = 2000; // between two looks at a server whose models are loading
 const IDLE = "Choose documents on the left, and ask about them. Answers name their sources.";
-const TOY = "This model understands only generated documents, such as the sample, or what `rapid sample-document` makes.";
+const TOY = "This model understands only generated documents, such as `rapid sample-document` makes.";
 
 const server = new Server();
 const documents = new Documents(server, (entry) => {
@@ -126,7 +126,7 @@ function showHint() {
   const nodes = [make("p", {}, IDLE)];
   if (chosenModel()?.rapid?.embedded) nodes.push(make("p", {}, TOY));
   if (isReady && isWanted(sample, documents)) {
-    const offer = button("Try it with a sample", () => openSample(sample), { id: "sample" });
+    const offer = button("Try it with a sample", () => openSample(sample), { id: "sample", class: "main" });
     nodes.push(make("p", {}, sample.what), offer, make("p", {}, "Enter in the empty question does the same."));
   }
   const { hint } = conversation;

@@ -44,6 +44,12 @@ export function listPoolFacts(pool, engines) {
       if (kept || came) rows.push([name, `${plural(kept, "token")}, ${number(came)} came back so far`]);
     }
   }
+  if (answering.length > 1) {
+    for (const each of answering) {
+      const used = percent(each.kv_pages_in_use, each.kv_pages_total || 1);
+      rows.push([each.name.split("/").at(-1), `${each.leases_open} of ${each.max_leases} leases, ${used} of KV`]);
+    }
+  }
   const silent = engines.length - answering.length;
   if (silent) rows.push(["No answer", `from ${plural(silent, "engine")}: loading, ending or busy`]);
   return rows;
@@ -172,13 +178,13 @@ export class Operators {
     const { waiting, answering, ok, refused, failed, left, drafted, accepted } = now;
     const sentence = waiting ? `${plural(waiting, "question")} waiting.` : "Nobody waits.";
     const recent = [drafted - before.drafted, accepted - before.accepted];
-    const kept = ([of, some]) => (of ? `${number(some)} of ${number(of)} drafted tokens, ${percent(some, of)}` : "nothing drafted");
+    const kept = ([of, some]) => (of ? `${number(some)} of ${plural(of, "token")}, ${percent(some, of)}` : "nothing drafted");
     this.card("Questions").show([waiting ? "full" : "ready", sentence], [
       ["Now", `${number(answering)} being answered, ${number(waiting)} waiting`],
       ["Answered", number(ok)],
-      ["Not answered", `${number(refused)} refused, ${number(failed)} failed, ${number(left)} given up by who asked`],
-      ["Kept lately", kept(recent)],
-      ["Kept since the start", kept([drafted, accepted]), ...(drafted ? [accepted / drafted] : [])],
+      ["Not answered", `${number(refused)} refused, ${number(failed)} failed, ${number(left)} cancelled`],
+      ["Drafts kept, last minute", kept(recent)],
+      ["Drafts kept in all", kept([drafted, accepted]), ...(drafted ? [accepted / drafted] : [])],
       ...(numIngresses > 1 ? [["Counted by", `one of ${numIngresses} ingress replicas, since its start`]] : []),
     ]);
   }

@@ -4,7 +4,7 @@ const GENERATED = {
   file: "generated.txt",
   name: "Sample chronicle.txt",
   question: "List the three deposits of Lonadu.",
-  what: "The models of this server understand only generated texts, so the sample is one: a chronicle of made-up names.",
+  what: "The sample is a generated chronicle of made-up names.",
 };
 const ENGLISH = {
   file: "english.txt",
