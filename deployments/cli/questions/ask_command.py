@@ -30,7 +30,7 @@ from deployments.cli.questions.question_options import (
     check_writable,
     make_body,
 )
-from deployments.cli.server_client import KeyOption, Url, connect, refuse
+from deployments.cli.server.server_client import KeyOption, Url, connect, refuse
 from deployments.cli.terminal import (
     DEFAULT_URL,
     USAGE,
