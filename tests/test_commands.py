@@ -27,6 +27,7 @@ SMALLEST = {
     "benchmarks.decoding.sampling": "--quick --repeats 1",
     "benchmarks.serving.load": "--documents 1 --tokens 200 --modes plain --rates 1 --requests 2 "
     "--repeats 1",
+    "benchmarks.decoding.chunk_kv": "--quick",
     "benchmarks.decoding.decode": "--quick --cases 1",
     "benchmarks.decoding.determinism": "--questions 1",
     "benchmarks.decoding.planned": "--quick --cases 1",

@@ -6,6 +6,7 @@ Commands import their dependencies when they run, so that ``rapid --help`` is qu
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -35,11 +36,15 @@ from rapid.errors import ConfigurationError
 
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; a configuration that it rejects ends it with the message alone."""
+        """Run a command; a configuration or file that it cannot use ends it with the message."""
         try:
             return super().invoke(ctx)
         except ConfigurationError as error:
             fail(str(error))
+        except OSError as error:
+            if error.filename is None:  # of a connection, say
+                raise
+            fail(f"{Path(error.filename).absolute()} cannot be used: {error.strerror}")
 
 
 app = typer.Typer(

@@ -132,6 +132,12 @@ class RequestPlan:
         longest = self.max_context["target"]
         return longest - (max_tokens or min(self.default_max_tokens, longest // 4))
 
+    @property
+    def ignores_drafts(self) -> bool:
+        """Whether the answer is the same, token by token, whatever is drafted."""
+        is_coupled = self.sampling.temperature == 0 or self.speculation.coupling == "shared_noise"
+        return self.mode == "lossless" and self.speculation.rule == "exact" and is_coupled
+
     def hint(self, role: Role) -> str:
         """Return the advice for a prompt that is too long on an engine of this role."""
         has_no_retrieval = self.own_drafting or self.is_raw

@@ -44,20 +44,10 @@ def check_file(_: Machine, subject: Subject) -> CheckResult:
 
 def check_models(_: Machine, subject: Subject) -> CheckResult:
     """Check that the weights are here, or will be fetched."""
+    from deployments.config.preflight import models_of
     from rapid.checkpoints.hub import find_hub_names, has_weights
 
-    engines = [
-        part.settings.engine.model
-        for config in subject.configs.values()
-        for part in config.engine_parts.values()
-    ]
-    embedders = [
-        model
-        for config in subject.configs.values()
-        for served in config.served
-        if (model := getattr(served.config.retriever.retrieval.embedder, "model", None))
-    ]
-    names = sorted({*engines, *embedders})
+    names = sorted({name for config in subject.configs.values() for name in models_of(config)})
     if not names:
         return CheckResult("models", "ok", "none is known of")
     absent = [name for name in find_hub_names(names) if not has_weights(name)]

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
 from deployments.cli.terminal import fail, note
-from rapid.ports import Clock
+
+if TYPE_CHECKING:
+    from rapid.ports import Clock
 
 _LOOK_S = 2.0  # between two looks at what is left on the node
 _MOST_FAILURES = 5  # looks in a row; then Ray's head is gone as well, and nothing will move

@@ -68,9 +68,8 @@ def give_up(client: httpx.Client, error: Exception) -> NoReturn:
                 "still be starting, or be at another address; `rapid status` says which"
             )
         fail(
-            f"no server answers at {client.base_url}: start one with `make run` (or "
-            "`make run-text` for text of your own), wait until it says that it is ready, then ask "
-            "again, or give another --url"
+            f"no server answers at {client.base_url}: start one with `make run`, wait until "
+            "it says that it is ready, then ask again, or give another --url"
         )
     fail(f"the server at {client.base_url} went silent ({type(error).__name__}): ask again")
 

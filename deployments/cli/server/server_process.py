@@ -12,9 +12,8 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import httpx
 import psutil
 
 from deployments.cli.addresses import address_of, joins_cluster, url_of, why_taken
@@ -27,6 +26,9 @@ from deployments.cli.server.server_state import (
     forget_state,
     read_state,
 )
+
+if TYPE_CHECKING:
+    import httpx
 
 SERVE_COMMAND = (sys.executable, "-m", "deployments.cli.server.run_serve")
 _LOCK, LOG = RUN_FOLDER / "serve.pid", RUN_FOLDER / "serve.log"
@@ -80,6 +82,8 @@ class ServerProcess:
         Raises:
             CannotStart: A server started from this folder runs, or its address cannot be had.
         """
+        import httpx  # only here, as other commands use this module for its lock
+
         RUN_FOLDER.mkdir(exist_ok=True)
         host, port = address_of(config)
         command = [*SERVE_COMMAND, str(config)]
@@ -137,6 +141,8 @@ class ServerProcess:
 
     def readiness(self) -> dict[str, Any] | None:
         """Return what ``/ready`` says; None if nothing answers it within 5 s."""
+        import httpx
+
         try:
             state = self._http.get("/ready").json()
         except (httpx.HTTPError, ValueError):

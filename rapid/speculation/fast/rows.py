@@ -27,6 +27,7 @@ Ids = npt.NDArray[np.int64]
 # rest is torch's addition in cascades. `top_p` and the odds of `adaptive` take the sum in float64.
 _COARSE = 2e-5
 FINE = 1e-12  # the same in float64, and of two quotients that are compared
+_LEAST = 0.1  # times the mean probability; below, p_hat's sum is bounded within 1e-6 of it
 OF_PEAK = 1e-15  # rounding of logits over T, in shares of the highest
 MOST_ERROR = 1e-3  # relative; above it nothing is sure
 MANY = 64.0  # times the mean probability, from which a token is likely
@@ -139,6 +140,12 @@ class Fused:
             return self.share * probs
         return self.share * probs * np.exp(self.sharpening * probs)
 
+    def prob(self, token: int) -> float:
+        """Return p_hat of a token; `total` must be known."""
+        is_own, alone = self.ids == token, np.array([token])
+        weight = self.weights[is_own] if is_own.any() else self.others(self.row.probs(alone))
+        return float(weight.sum()) / self.total
+
     def without_own(self, ids: Ids) -> Ids:
         """Return the tokens among some that have no weight of their own."""
         return _without(ids, self.ids, len(self.row.logits))
@@ -173,8 +180,13 @@ def read_proposal(
     )
 
 
-def fuse_row(row: Row, told: Proposal, draw: Draw, log_odds: float) -> Fused:
-    """Return p_hat before filters, for every rule of `rapid.speculation.fusion.fuse_probs`."""
+def fuse_row(
+    row: Row, told: Proposal, draw: Draw, log_odds: float, *, is_whole: bool = False
+) -> Fused:
+    """Return p_hat before filters, for every rule of `rapid.speculation.fusion.fuse_probs`.
+
+    Its sum is as exact as a decision needs, or `is_whole`, for the probabilities themselves.
+    """
     speculation, eta = draw.speculation, draw.speculation.eta
     ids, draft, is_plausible = told.ids, told.draft, told.is_plausible
     probs = row.probs(ids)
@@ -188,13 +200,14 @@ def fuse_row(row: Row, told: Proposal, draw: Draw, log_odds: float) -> Fused:
         mixed = (1 - weight) * probs + weight * told.probs * is_plausible
         error = (row.error + told.error) * (1 + eta)
         slack = is_plausible * mixed * error
-        if draw.is_greedy:  # sharpening does not change the order
+        if draw.is_greedy and not is_whole:  # sharpening does not change the order
             return Fused(row, ids, mixed, slack, share=1 - weight)
         sharpened = mixed * np.exp(eta * weight * mixed)
         slack = is_plausible * sharpened * error
         share, sharpening = 1 - weight, eta * weight * (1 - weight)
         fused = Fused(row, ids, sharpened, slack, 1.0, error, share, sharpening)
-        return _sum_weights(fused, probs, min(MANY, (1 - draw.sampling.top_p) / 2 or MANY))
+        times = _LEAST if is_whole else min(MANY, (1 - draw.sampling.top_p) / 2 or MANY)
+        return _sum_weights(fused, probs, times)
     move, certainty = draft - probs, 1 / row.total
     scale = 1.0
     if speculation.transfer == "boost":

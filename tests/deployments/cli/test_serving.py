@@ -105,7 +105,7 @@ def serving(config: Path, *options: str) -> subprocess.Popen[str]:
         "server_process._REST_TIMEOUT_S = 0.1;"
         "model = N(name='m', config=N(is_embedded=False));"
         "found = N(served=[model], parts={}, api=N(console=True));"
-        "serving._examine = lambda path: found;"
+        "serving._examine = lambda path, _: (path, found, '');"
         f"app = typer.Typer(); app.command()(serving.serve); app({['config.yaml', *options]!r})"
     )
     return subprocess.Popen(

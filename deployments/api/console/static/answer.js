@@ -3,6 +3,7 @@
 import { ask } from "./asking.js";
 import { button, duration, GrowingText, make, number, plural, Progress } from "./dom.js";
 import { listSources, offsetsIn } from "./places.js";
+import { WhoWrote } from "./who_wrote.js";
 
 /** Parts of a receipt's reason that say that the documents are not about the question. */
 export const SAYS_NOTHING = [
@@ -47,7 +48,7 @@ function countUp(tell) {
 
 export class Answer {
   /**
-   * `actions` has `openSource(source)`, `followEnd()`, `showCode(body)`, `askForKey(failure)` and
+   * `actions` has `openSource(source)`, `showFirst(source)`, `followEnd()`, `showCode(body)`, `askForKey(failure)` and
    * `askAgain(changes)`, with changes of the body's `rapid`.
    */
   constructor(body, title, actions) {
@@ -149,26 +150,42 @@ export class Answer {
     this.after.append(...warnings.map((each) => make("p", { class: "note" }, each)));
     const { sources, marks } = listSources(result.receipt);
     this.markText(marks, sources);
-    if (sources.length) this.after.append(this.listOf(sources));
+    if (sources.length) {
+      this.after.append(this.listOf(sources));
+      this.actions.showFirst(sources[0]);
+    }
     const code = button("Copy as code", () => this.actions.showCode(this.body));
-    this.after.append(make("p", { class: "cost" }, describeCost(result)), make("div", { class: "actions" }, code));
+    const who = this.explains(result.receipt);
+    this.after.append(make("p", { class: "cost" }, describeCost(result)), make("div", { class: "actions" }, ...who, code));
+  }
+
+  /** Returns the switch that shows who wrote each token in place of the text; none if nobody knows. */
+  explains(receipt) {
+    if (!receipt.explain?.tokens?.[0]?.some((each) => each.text && !each.is_thinking)) return [];
+    let shown = null;
+    const turn = () => {
+      const isOn = this.text.hidden;
+      shown ??= new WhoWrote(receipt, this.growing.text, this.actions.openSource);
+      if (!shown.node.isConnected) this.text.after(shown.node);
+      shown.node.hidden = isOn;
+      this.text.hidden = !isOn;
+      who.setAttribute("aria-pressed", String(!isOn));
+    };
+    const who = button("Who wrote this", turn, { "aria-pressed": "false" });
+    return [who];
   }
 
   /** Puts the numbers of sources behind the statements of the answer. */
   markText(marks, sources) {
     if (!marks.length) return;
-    const { text } = this.growing;
-    const ends = offsetsIn(text, marks.map((each) => each.end));
-    const nodes = [];
-    let at = 0;
-    marks.forEach(({ number: which }, index) => {
-      nodes.push(text.slice(at, ends[index]));
+    const ends = offsetsIn(this.growing.text, marks.map((each) => each.end));
+    const buttons = marks.map(({ number: which }, index) => {
       const source = sources[which - 1];
       const open = () => this.actions.openSource(source);
-      nodes.push(button(`[${which}]`, open, { class: "mark", "aria-label": `Source ${which}: ${source.place}` }));
-      at = ends[index];
+      const name = `Source ${which}: ${source.place}`;
+      return [ends[index], button(`[${which}]`, open, { class: "mark", "aria-label": name })];
     });
-    this.text.replaceChildren(...nodes, text.slice(at));
+    this.growing.insert(buttons);
   }
 
   listOf(sources) {

@@ -8,7 +8,7 @@ const SEED = 1; // of compared answers, so that chance does not tell them apart
 const NEAR = 80; // pixels from the end within which the page follows a growing answer
 
 export class Conversation {
-  /** `actions` has `openSource(source)`, `showCode(body)`, `askForKey(failure)` and `settings()`. */
+  /** `actions` has `openSource(source)`, `showFirst(source)`, `showCode(body)`, `askForKey(failure)` and `settings()`. */
   constructor(server, documents, actions) {
     Object.assign(this, { server, documents, actions });
     this.list = byId("turns");
@@ -48,7 +48,7 @@ export class Conversation {
   body(question) {
     const { model, mode, temperature } = this.actions.settings();
     const { chosen, keeps } = this.documents;
-    const rapid = { mode, citations: true, progress: true, truncation: "auto" };
+    const rapid = { mode, citations: true, explain: "writers", progress: true, truncation: "auto" };
     if (keeps && chosen.length) rapid.file_ids = chosen.map((each) => each.id);
     if (!keeps && chosen.length) rapid.documents = chosen.map(({ name, text }) => ({ name, text }));
     return {

@@ -149,9 +149,21 @@ class TestAsk:
         url = serve(EngineFailed("no answer"), is_embedded=True).url
         result = rapid("ask", "-d", str(known), "-d", str(english), "Who?", "--url", url)
         (said, _) = result.stderr.splitlines()
-        assert said.startswith("this server's models understand only documents that")
-        assert "% of the words of licence.txt are unknown to them" in said
-        assert said.endswith("start the server with 'make run-text'")
+        assert said.startswith("this model understands only documents that")
+        assert "% of the words of licence.txt are unknown to it" in said
+        assert said.endswith("models get smollm2-135m all-minilm-l6-v2', then 'make run' again")
+
+    def test_of_several_models_the_first_answers_and_the_others_are_named(self, serve, tmp_path):
+        english = tmp_path / "licence.txt"
+        english.write_text("You may not use this file except in compliance with the License.")
+        server = serve(is_embedded=True, others=["reader", "poet"])
+        asked = ("ask", "-d", str(english), "Who?", "--url", server.url)
+        chosen, warned, *_ = rapid(*asked).stderr.splitlines()
+        assert chosen == "served answers; --model asks another: reader, poet"
+        assert warned.endswith("for English text of your own, ask with --model reader")
+        told = rapid(*asked, "--model", "reader")
+        assert (told.exit_code, "--model" in told.stderr) == (0, False)
+        assert [each.model for each in server.orchestrator.requests] == ["served", "reader"]
 
     def test_nothing_is_said_of_a_generated_document_or_to_real_models(self, serve, tmp_path):
         generated = tmp_path / "document.txt"
@@ -350,4 +362,28 @@ class TestSources:
         documents = {"notes": parsed_from("One. Two. Three.")}
         said = {"reason": "asked for", "mode": "rag"}
         said |= {"chunks": [{"document": "notes", "start": 5, "end": 9}]}  # type: ignore[dict-item]
-        assert origin(said, documents) == "from notes, characters 6-9"
+        assert origin("How many?", "Two.", said, documents) == "from notes, characters 6-9"
+
+    @pytest.mark.parametrize(
+        ("answer", "line"),
+        [
+            ("You may change it.", "from LICENSE, lines 3-4"),
+            ("No.", "from LICENSE, lines 3-4"),
+            (
+                "You may copy it. The mayor decides.",
+                "from LICENSE, lines 3-4; not all of the answer's words stand there: check the "
+                "answer",
+            ),
+            (
+                "The mayor decides.",
+                "looked in LICENSE, lines 3-4; the answer's words do not stand there: check the "
+                "answer",
+            ),
+        ],
+    )
+    def test_passages_without_the_answers_words_do_not_support_it(self, answer, line):
+        said = {"reason": "evidence", "mode": "fused"}
+        start = LICENSE.index("You may copy")
+        found = {"document": "LICENSE", "start": start, "end": LICENSE.index("No warranty")}
+        said |= {"chunks": [found]}  # type: ignore[dict-item]
+        assert origin("What may I do?", answer, said, {"LICENSE": parsed_from(LICENSE)}) == line
