@@ -33,7 +33,7 @@ from deployments.cli.questions.question_options import (
     make_body,
 )
 from deployments.cli.questions.who_wrote import list_tokens
-from deployments.cli.server_client import KeyOption, Url, connect, refuse
+from deployments.cli.server.server_client import KeyOption, Url, connect, refuse
 from deployments.cli.terminal import (
     DEFAULT_URL,
     USAGE,

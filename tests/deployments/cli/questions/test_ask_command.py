@@ -212,7 +212,7 @@ class TestAsk:
         assert rapid("ask", "Who?", "--url", server.url).exit_code == 0
 
     def test_no_server(self, monkeypatch):
-        monkeypatch.setattr("deployments.cli.server_process.running_pid", lambda: None)
+        monkeypatch.setattr("deployments.cli.server.server_process.running_pid", lambda: None)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         result = rapid("ask", "Who?", "--url", f"http://127.0.0.1:{port}")
@@ -220,7 +220,7 @@ class TestAsk:
         assert "make run" in result.stderr
         result = rapid("ask", "Who?", "--url", f"https://127.0.0.1:{port}")
         assert "so write http://" in result.stderr
-        monkeypatch.setattr("deployments.cli.server_process.running_pid", lambda: 123)
+        monkeypatch.setattr("deployments.cli.server.server_process.running_pid", lambda: 123)
         result = rapid("ask", "Who?", "--url", f"http://127.0.0.1:{port}")
         assert "this folder's is running" in result.stderr
         assert "make run" not in result.stderr
