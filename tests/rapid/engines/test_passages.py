@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from typing import Any
 
@@ -13,7 +14,9 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from rapid.engines.engine import Engine
 from rapid.engines.kv.passages import NUM_SINKS
+from rapid.errors import BadRequest
 from rapid.messages import Int32Array, LeaseRequest, PrefillReceipt, TokenLogprobs, Verdict
+from tests.rapid.engines.gate import Gate
 from tests.rapid.tiny_models import lease_request, random_prompt, reference, tiny_engine
 
 HEAD, QUESTION = random_prompt(21, seed=1), random_prompt(9, seed=2)
@@ -190,6 +193,37 @@ async def test_a_passage_longer_than_the_room_is_read_every_time() -> None:
         assert receipt.num_placed_tokens == 0
         assert_equal(verdict.logprobs[0], specify(ask((1, 0)), "llama"))
     assert engine.status().passage_tokens == 0
+    engine.close()
+
+
+@pytest.mark.parametrize("spans", [((30, 21),), ((21, 40), (39, 50)), ((21, 999),)])
+async def test_passages_that_are_no_parts_of_the_prompt_are_refused(
+    engine: Engine, spans: tuple[tuple[int, int], ...]
+) -> None:
+    with pytest.raises(BadRequest, match="in order"):
+        await engine.open(ask(passages=spans))
+
+
+async def test_what_is_forgotten_amid_a_passage_is_read_again() -> None:
+    engine = tiny_engine(passage_cache_tokens=256, step_tokens=16)
+    passages = engine._passages
+    assert passages is not None
+    engine._compute.runner.cache.stacks[0].zero_()
+    engine._state.ledger.pool.is_dirty[:] = True  # as if others had had all pages before
+    await engine.open(ask())
+    gate = Gate(engine)
+    reading = asyncio.ensure_future(engine.prefill("a"))
+    for _ in range(3):  # two of the head, and the first of a passage
+        await gate.forward_started()
+        gate.let_one_through()
+    await gate.forward_started()
+    forgetting = asyncio.ensure_future(engine.forget({"another"}))  # overwrites the rest of pages
+    await asyncio.sleep(0)
+    gate.open()
+    await asyncio.gather(reading, forgetting)
+    verdict = await engine.decode("a", 0, 1)
+    engine.release("a")
+    assert_equal(verdict.logprobs[0], specify(ask(), "llama"))
     engine.close()
 
 
