@@ -130,6 +130,8 @@ class DrafterPrompt:
         messages: The chat that `prompt_ids` render, with retrieved chunks in place of its long
             parts.
         joined: As in `Search`, where something was searched.
+        passages: Where the chunks stand in `prompt_ids`, each with the blank line behind it, if the
+            answer is the same whatever is drafted.
     """
 
     prompt_ids: Int32Array
@@ -137,6 +139,7 @@ class DrafterPrompt:
     evidence: Evidence
     messages: tuple[Message, ...]
     joined: str | None = None
+    passages: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,7 +448,27 @@ class RequestPrompts:
         messages = drafter_messages(search.plan, shown)
         prompt_ids = await self._encode(self.drafter, request, messages)
         joined = search.joined if search.plan.documents else None
-        return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence, messages, joined)
+        places: tuple[tuple[int, int], ...] = ()
+        if ignores_drafts and chunks:
+            find, texts = self._find_passages, [each.text.strip() for each in shown]
+            places = await self._threads.run(request.tenant, find, prompt_ids, texts)
+        return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence, messages, joined, places)
+
+    def _find_passages(
+        self, prompt_ids: Sequence[int], texts: Sequence[str]
+    ) -> tuple[tuple[int, int], ...]:
+        """Return the tokens of passages, each with the blank line that follows it.
+
+        So they are the same tokens wherever a passage stands. One that is not found is left out.
+        """
+        parts = [part for text in texts for part in (text, "\n\n")]
+        spans = self.drafter.find_tokens(prompt_ids, parts)
+        found, end = list[tuple[int, int]](), 0
+        for (start, _), (_, stop) in zip(spans[::2], spans[1::2], strict=True):
+            if end <= start < stop:
+                found.append((start, stop))
+                end = stop
+        return tuple(found)
 
     async def witness_prompt(self, request: GenerateRequest, found: DrafterPrompt) -> Int32Array:
         """Return what the drafter reads, in the target's own template [tokens]."""

@@ -186,5 +186,6 @@ class Readings:
             run.plan.fit("drafter", len(found.prompt_ids), run.session.terms.max_tokens)
         run.prompts["drafter"] = found.prompt_ids
         run.chunks, run.joined_query = found.chunks, found.joined
+        run.passages = found.passages if run.services.gate.is_open else ()
         if has_witness:
             run.prompts["witness"] = await self._prompts.witness_prompt(self._request, found)

@@ -16,7 +16,7 @@ import asyncio
 import re
 import socket
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from rapid.chat_messages import Document
 from rapid.errors import Overloaded, PromptTooLong, TooManyRequests
 from rapid.events import Finished, GenerationEvent, Reading, Started, TextDelta
 from rapid.messages import GenerateRequest
-from rapid.receipt import ChunkUsed, Citation, Citations
+from rapid.receipt import ChunkUsed, Citation, Citations, ExplainedToken, Explanation
 from tests.console.small_models import SmallModels
 from tests.deployments.api.files.test_files_by_sdk import Searching
 from tests.deployments.scripted import receipt
@@ -122,6 +122,11 @@ class Obedient(Searching):
             cached_tokens=8000,
             chunks=(),
         )
+        if request.explain:
+            tokens = tuple(_explain(text, resolved, "c1" if found else None))
+            is_cut = "cut" in question
+            shown = tokens[:3] if is_cut else tokens
+            said = replace(said, explanation=Explanation((), (), (), (), (), (shown,), is_cut))
         if found:
             document, quote, start = found
             end = start + len(quote)
@@ -136,6 +141,22 @@ class Obedient(Searching):
         if "alone" in question:
             said = replace(said, mode="plain", reason="no drafter could be had", is_fallback=True)
         yield Finished(said)
+
+
+def _explain(text: str, mode: str, passage: str | None) -> Iterator[ExplainedToken]:
+    """Yield the words of an answer, of which a drafter has written all but the second and last."""
+    pieces = _PIECE.findall(text)
+    for place, piece in enumerate(pieces):
+        if mode == "plain":
+            yield ExplainedToken(piece, "target", 0.75, None, 0.75)
+        elif mode == "rag":
+            yield ExplainedToken(piece, "drafter", None, 0.5, 0.5, passage)
+        elif place == 1:
+            yield ExplainedToken(piece, "corrected", 0.625, 0.03125, 0.5, passage)
+        elif place == len(pieces) - 1:
+            yield ExplainedToken(piece, "target", 0.75, None, 0.75)
+        else:
+            yield ExplainedToken(piece, "drafted", 0.25, 0.875, 0.7, passage)
 
 
 _WORD, _LAST_WORD = "reading ", "ending\n\n"

@@ -7,6 +7,7 @@ package of ours: what the server does is in `tests/console/fake_application.py`.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -68,9 +69,62 @@ def plain_rag_and_auto_stand_beside_each_other(visit: Visit) -> None:
     expect(answers.locator("h4")).to_have_text(["plain", "rag", "auto"])
     expect(answers.locator(".cost")).to_have_count(3, timeout=WAIT_MS)
     expect(answers.locator(".cost").last).to_contain_text("fused · ")
+    expect(answers.locator(".cost").first).not_to_contain_text("of plain's speed")
+    for place in (1, 2):
+        beside = re.compile(r" s · about \d\.\d of plain's speed$")
+        expect(answers.locator(".cost").nth(place)).to_have_text(beside)
     boxes = [answers.nth(number).bounding_box() for number in range(3)]
     assert len({box["y"] for box in boxes}) == 1
     visit.check_access("compared")
+
+
+@story
+def a_person_sees_who_wrote_each_token(visit: Visit) -> None:
+    page = visit.open()
+    visit.add()
+    turn = visit.ask()
+    who = turn.get_by_role("button", name="Who wrote this")
+    who.click(timeout=WAIT_MS)
+    expect(who).to_have_attribute("aria-pressed", "true")
+    expect(turn.locator(".text")).to_be_hidden()
+    tokens = turn.get_by_role("option")
+    expect(tokens).to_have_text(re.findall(r"\S+", ANSWER))
+    expect(turn.locator(".legend")).to_have_text(
+        "6 drafted, and kept by the target1 written in place of a draft1 the target's own"
+    )
+    drafted, corrected, *_, own = (
+        tokens.nth(place).evaluate(
+            "each => { const look = getComputedStyle(each); return [look.textDecorationLine,"
+            " look.textDecorationStyle, look.fontWeight, look.fontStyle].join(); }"
+        )
+        for place in range(tokens.count())
+    )
+    assert len({drafted, corrected, own}) == 3  # told apart without colour
+    visit.check_access("who wrote this")
+    details = turn.locator(".token-details")
+    for _ in range(3):  # back past the source below, and that of the token: one token is reached,
+        page.keyboard.press("Shift+Tab")
+    expect(tokens.first).to_be_focused()
+    page.keyboard.press("ArrowRight")  # and the others by arrows
+    expect(tokens.nth(1)).to_be_focused()
+    expect(tokens.nth(1)).to_have_attribute("aria-selected", "true")
+    expect(details).to_contain_text("The written in place of a draft")
+    expect(details.locator("dd")).to_have_text(["62.5 %", "3.13 %", "50.0 %"])
+    page.keyboard.press("End")
+    expect(details).to_contain_text("24321. the target's own")
+    expect(details.locator("dd")).to_have_text(["75.0 %", "not computed", "75.0 %"])
+    expect(details).to_contain_text("in no passage")
+    tokens.first.click()
+    details.get_by_role("button", name="doors.txt, line 4322").click()
+    expect(page.locator("mark")).to_have_text(ANSWER)
+    who.click()
+    expect(turn.locator(".text")).to_have_text(f"{ANSWER}[1]")
+    expect(turn.locator(".who-wrote")).to_be_hidden()
+    turn = visit.ask("cut: what is the code of door 4321?")
+    turn.get_by_role("button", name="Who wrote this").click(timeout=WAIT_MS)
+    expect(turn.locator(".who-wrote")).to_contain_text(
+        "Only 3 tokens are explained. of door 4321 is 24321."
+    )
 
 
 @story
@@ -313,6 +367,10 @@ def a_phone_shows_one_part_at_a_time(visit: Visit) -> None:
     page.click("#compare")
     expect(page.locator(".compared .cost")).to_have_count(3, timeout=WAIT_MS)
     phone.check_fits("compared")
+    page.get_by_role("button", name="Who wrote this").last.click()
+    expect(page.get_by_role("option")).to_have_count(8)
+    phone.check_fits("who wrote this")
+    phone.check_access("phone, who wrote this")
     phone.close()
 
 

@@ -90,7 +90,6 @@ def test_a_check_that_fails_itself_says_so(elsewhere):
         ("doctor", SLOW),
         ("check-config", SLOW),
         (INIT, SLOW | {"ray", "transformers", "fastapi"}),
-        ("--help", SLOW | {"ray", "transformers", "fastapi", "numpy", "pydantic"}),
     ],
 )
 def test_a_command_imports_nothing_that_it_does_not_need(tmp_path, command, without):

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.cli.server_process import CannotStart, ServerProcess, running_pid
+from deployments.cli.server.server_process import CannotStart, ServerProcess, running_pid
 
 
 def wait(condition: object, timeout_s: float = 20.0) -> None:

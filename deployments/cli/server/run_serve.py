@@ -23,7 +23,7 @@ from ray.serve.schema import ReplicaState, ServeDeploySchema
 from cluster.serve_internals import serve_client
 from deployments.api.backend.readiness import metrics_of_nodes
 from deployments.cli.addresses import url_of
-from deployments.cli.server_state import NO_RAY, RAY_DID_NOT_START, PoolState, ServerState
+from deployments.cli.server.server_state import NO_RAY, RAY_DID_NOT_START, PoolState, ServerState
 from deployments.logs import system_logging
 
 _EVERY_S = 1.0  # between two looks at the pools while they start

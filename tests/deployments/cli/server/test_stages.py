@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.cli.server_state import ServerState
-from deployments.cli.stages import Stages
+from deployments.cli.server.server_state import ServerState
+from deployments.cli.server.stages import Stages
 
 SEEN = [
     (5.0, None),
@@ -37,7 +37,9 @@ class Spinner:
 
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_each_stage_is_told_once(is_terminal, monkeypatch, capsys):
-    monkeypatch.setattr("deployments.cli.stages.err", type("", (), {"is_terminal": is_terminal}))
+    monkeypatch.setattr(
+        "deployments.cli.server.stages.err", type("", (), {"is_terminal": is_terminal})
+    )
     now = 0.0
     spinner = Spinner()
     stages = Stages(spinner, Path("my.yaml"), Path(".run/serve.log"), clock=lambda: now)  # type: ignore[arg-type]

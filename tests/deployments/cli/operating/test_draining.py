@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.cli.draining import leave
+from deployments.cli.operating.draining import leave
 
 
 class Node:

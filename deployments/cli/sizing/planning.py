@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.plan_tables import (
+from deployments.cli.sizing.plan_tables import (
     beside,
     plan_object,
     show_memory,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deployments.cli.planning import ACCEPTANCE
+from deployments.cli.sizing.planning import ACCEPTANCE
 from deployments.cli.terminal import fail, note, rapid_command
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from deployments.cli.server_process import ServerProcess
-from deployments.cli.server_state import ServerState
-from deployments.cli.status_command import describe_pool, say_duration
+from deployments.cli.operating.status_command import describe_pool, say_duration
+from deployments.cli.server.server_process import ServerProcess
+from deployments.cli.server.server_state import ServerState
 from tests.deployments.cli.command import rapid
-from tests.deployments.cli.test_server_process import wait
+from tests.deployments.cli.server.test_server_process import wait
 
 METRICS = "http://127.0.0.1:9100/metrics"
 TOLD = {

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from deployments.cli.server_client import KeyOption, connect, parse_body
+from deployments.cli.server.server_client import KeyOption, connect, parse_body
 from deployments.cli.terminal import fail, make_title_table, out
 
 if TYPE_CHECKING:
-    from deployments.cli.server_state import ServerState
+    from deployments.cli.server.server_state import ServerState
 
 _TIMEOUT_S = 5.0  # `/ready` answers from memory, within four seconds where nobody else is left
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))  # seconds of each
@@ -72,8 +72,8 @@ def status(
 def _find_here(api_key: str | None) -> ServerStatus:
     import psutil
 
-    from deployments.cli.server_process import LOG, running_pid
-    from deployments.cli.server_state import read_state
+    from deployments.cli.server.server_process import LOG, running_pid
+    from deployments.cli.server.server_state import read_state
 
     pid = running_pid()
     if pid is None:

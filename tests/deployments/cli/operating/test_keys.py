@@ -12,7 +12,7 @@ from typer.testing import Result
 from deployments.config.tenants import hash_key
 from tests.deployments.cli.command import rapid
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 class TestHashKey:

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from ray.serve.schema import ReplicaState
 
-from deployments.cli import run_serve
-from deployments.cli.server_state import RAY_DID_NOT_START, ServerState, read_state
+from deployments.cli.server import run_serve
+from deployments.cli.server.server_state import RAY_DID_NOT_START, ServerState, read_state
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 class Client:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.status import Status
 
-from deployments.cli.server_state import ServerState
+from deployments.cli.server.server_state import ServerState
 from deployments.cli.terminal import err, note
 from rapid.ports import Clock
 

@@ -53,7 +53,7 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines of each.", min=1)] = 50,
 ) -> None:
     """Print the output of this folder's server, also of one that has ended."""
-    from deployments.cli.server_process import running_pid
+    from deployments.cli.server.server_process import running_pid
 
     files = _find_files(pool, lines)
     is_empty = True
@@ -70,8 +70,8 @@ def logs(
 
 
 def _find_files(pool: str | None, num_last: int) -> GrowingFiles:
-    from deployments.cli.server_process import LOG
-    from deployments.cli.server_state import read_state
+    from deployments.cli.server.server_process import LOG
+    from deployments.cli.server.server_state import read_state
 
     if pool is None:
         if not LOG.exists():

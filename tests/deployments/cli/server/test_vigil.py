@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.cli.vigil import Vigil
+from deployments.cli.server.vigil import Vigil
 
 LOST = {"ready": False, "answered": False, "reason": "no ingress answers"}
 

@@ -60,7 +60,7 @@ def give_up(client: httpx.Client, error: Exception) -> NoReturn:
                 f"no server answers at {client.base_url}: Serve itself has no TLS, so write "
                 "http:// unless a proxy of this machine has it"
             )
-        from deployments.cli.server_process import running_pid
+        from deployments.cli.server.server_process import running_pid
 
         if running_pid() is not None:
             fail(

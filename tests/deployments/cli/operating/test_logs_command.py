@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deployments.cli import logs_command
-from deployments.cli.logs_command import GrowingFiles
-from deployments.cli.server_state import ServerState
+from deployments.cli.operating import logs_command
+from deployments.cli.operating.logs_command import GrowingFiles
+from deployments.cli.server.server_state import ServerState
 from tests.deployments.cli.command import rapid
 
 
@@ -60,7 +60,7 @@ def test_lines_are_followed_until_the_server_ends(folder, monkeypatch):
         return None if lines is None else 1
 
     monkeypatch.setattr(logs_command, "_LOOK_S", 0.0)
-    monkeypatch.setattr("deployments.cli.server_process.running_pid", grow)
+    monkeypatch.setattr("deployments.cli.server.server_process.running_pid", grow)
     assert rapid("logs", "-f", "-n", "1").stdout.splitlines() == ["4", "55", "6"]
 
 

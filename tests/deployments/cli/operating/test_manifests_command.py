@@ -8,7 +8,7 @@ import yaml
 
 from tests.deployments.cli.command import rapid
 
-CONFIG = str(Path(__file__).parents[3] / "serve_config.yaml")
+CONFIG = str(Path(__file__).parents[4] / "serve_config.yaml")
 
 
 def test_it_writes_the_service_s_folder(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from rapid.planning.known_models import KNOWN_SHAPES, KNOWN_VOCABULARIES
 from tests.deployments.cli.command import rapid
 from tests.rapid.tiny_stored import publish
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def columns(shown: str, name: str) -> list[list[str]]:
