@@ -50,7 +50,7 @@ test-security: install # the tests that docs/security.md names; five minutes
 test-clients: install  # eleven unmodified clients against the shipped application; installs them the first time
 	$(BIN)/python -m tests.clients
 
-test-console: install  # five minutes; the console in a headless Chromium, which this machine must have
+test-console: install  # eight minutes; the console in a headless Chromium, which this machine must have
 	$(BIN)/python -m tests.console
 
 test-compliance: install  # the suite of Open Responses: SUITE=a checkout of its repository, which the help names

@@ -42,11 +42,13 @@ class Reading:
         num_read: Tokens of the prompt that are read, or passages that are embedded.
         num_all: Tokens of the prompt, or passages as far as they are known; 0 where none is yet.
         unit: What is counted.
+        num_cached: Tokens of those read that were found in a cache.
     """
 
     num_read: int
     num_all: int
     unit: Literal["tokens", "passages"] = "tokens"
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

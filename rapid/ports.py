@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from rapid.chat_messages import Document, DocumentRef
 from rapid.engine_status import LeaseUsage
 from rapid.events import Tell
-from rapid.messages import LeaseRequest, PrefillReceipt, Verdict
+from rapid.messages import LeaseRequest, PrefillReceipt, ReadSoFar, Verdict
 
 if TYPE_CHECKING:
     from rapid.config import WindowDrafting
@@ -99,8 +99,8 @@ class EngineLease(Protocol):
         """Compute the KV of the prompt and of tokens that were committed elsewhere."""
         ...
 
-    async def num_read(self) -> int:
-        """Return how many tokens of the prompt `prefill` has read so far.
+    async def read_so_far(self) -> ReadSoFar:
+        """Return how much of the prompt `prefill` has read so far.
 
         Raises:
             RapidError: The engine cannot be asked, or the lease has ended.

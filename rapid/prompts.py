@@ -154,8 +154,9 @@ def plan_drafter_chat(
 
 
 def drafter_messages(plan: DrafterPlan, chunks: Iterable[Passage]) -> tuple[Message, ...]:
-    """Return the drafter's chat, with `chunks` (in document order) in place of the long parts.
+    """Return the drafter's chat, with `chunks` in place of the long parts.
 
+    Chunks of one document stand in the order given, which is theirs in it unless there is a reason.
     A document without a chunk is left out, and so is a system message that consisted of it alone.
 
     Raises:

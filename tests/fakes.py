@@ -19,6 +19,7 @@ from rapid.messages import (
     DraftBlock,
     LeaseRequest,
     PrefillReceipt,
+    ReadSoFar,
     TargetLogits,
     TokenLogprobs,
     Verdict,
@@ -111,9 +112,9 @@ class FakeEngine:
         await asyncio.sleep(self.prefill_s)
         return PrefillReceipt(lease_id, len(lease.request.prompt_ids), 0)
 
-    def num_read(self, lease_id: str) -> int:
+    def read_so_far(self, lease_id: str) -> ReadSoFar:
         self._lease(lease_id)
-        return 0
+        return ReadSoFar()
 
     async def forget(self, documents: object) -> tuple[Erasure, ...]:
         return (Erasure("nothing"),)  # it computes no KV

@@ -14,6 +14,7 @@ import yaml
 from deployments.config.serve_file import read_applications
 from evaluation.recipes import recipe_names
 from rapid.catalogue import find
+from rapid.embedded.generator import generate_document
 from rapid.transfers import OWN_RULES
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +23,20 @@ ROOT = Path(__file__).parent.parent
 def python_blocks(page: str) -> str:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
     return "\n".join(blocks)
+
+
+def test_the_two_models_of_the_readme_answer_right(tmp_path, monkeypatch, capsys):
+    (example,) = re.findall(
+        r"```python\n([^`]*rapid\.open.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL
+    )
+    document = generate_document(7, 1000)
+    (tmp_path / "sample").mkdir()
+    (tmp_path / "sample/document.txt").write_text(document.text)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "README", "exec"), {})
+    first, second = (each.answer for each in document.questions if each.question in example)
+    fact, listed = capsys.readouterr().out.splitlines()
+    assert {fact.partition(" fused ")[0], listed} == {first, second}
 
 
 def test_the_way_from_the_paper_code_runs(capsys):

@@ -22,7 +22,14 @@ from rapid.engines.kv.cache import PagePool
 from rapid.engines.kv.lease import Lease
 from rapid.engines.kv.lease_ledger import LeaseLedger
 from rapid.errors import LeaseNotFound, OutOfStep
-from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, TargetLogits, Verdict
+from rapid.messages import (
+    DraftBlock,
+    LeaseRequest,
+    PrefillReceipt,
+    ReadSoFar,
+    TargetLogits,
+    Verdict,
+)
 from rapid.speculation.acceptance import num_rows
 from tests.toy import ToyDrafter, ToyVerifier
 
@@ -190,14 +197,14 @@ class ToyEngine:
         num_tokens = len(toy.request.prompt_ids)
         for piece in range(1, 9):
             await _sleep(piece_s)
-            self._lease(toy.request.lease_id).lease.num_read = num_tokens * piece // 8
+            self._lease(toy.request.lease_id).lease.read_so_far = ReadSoFar(num_tokens * piece // 8)
         return PrefillReceipt(toy.request.lease_id, num_tokens, 0)
 
     def settle(self, lease_id: str) -> LeaseUsage:
         return self.ledger.settle(self._lease(lease_id).request.lease_id)
 
-    def num_read(self, lease_id: str) -> int:
-        return self._lease(lease_id).lease.num_read
+    def read_so_far(self, lease_id: str) -> ReadSoFar:
+        return self._lease(lease_id).lease.read_so_far
 
     async def draft(
         self, lease_id: str, choice: int, verdict: Verdict | None, num_tokens: int
@@ -300,7 +307,7 @@ class ToyEngine:
         return told
 
     def _check_read(self, toy: ToyLease) -> None:
-        if toy.lease.num_read < len(toy.request.prompt_ids):
+        if toy.lease.read_so_far.num_tokens < len(toy.request.prompt_ids):
             raise OutOfStep("the prompt is not read")
 
     def _check(self, position: int, toy: ToyLease, choice: int) -> None:

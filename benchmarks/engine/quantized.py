@@ -8,7 +8,9 @@
 * Answers: the first items of the laptop grid (documents of 500 to 3,000 tokens, greedy) by the
   embedded models. An answer counts as changed if its text is another one than in bfloat16.
 * Distributions: of a real model after every token of a text, against those of the same model in
-  bfloat16 (see `kv_fp8_models.py`), with groups of other lengths beside those that are shipped.
+  float32: their divergence (nats), its 99th percentile, how often the likeliest token is the same,
+  and by how much the text's own tokens become less likely; groups of other lengths are beside those
+  that are shipped.
   Two of SmolLM2's three kinds of columns are 576, which 128 does not divide. Its file has weights
   of four bits in groups of 32 itself, so this is a second rounding.
 
@@ -27,20 +29,24 @@ from typing import Any
 import torch
 
 from benchmarks.engine.filled import Model, random_model
-from benchmarks.engine.kv_fp8 import SYSTEMS, answers, differing
-from benchmarks.engine.kv_fp8_models import PAGE, TEXT, compare, log_probs
-from benchmarks.reporting import keep, ratios, settings, shown, spread, table
+from benchmarks.reporting import ROOT, keep, ratios, settings, shown, spread, table
+from evaluation.drivers.answering import answer_all, trials_left
+from evaluation.drivers.in_process import Models, open_in_process
+from evaluation.items import Item
 from evaluation.loaders.generated import load
-from evaluation.tasks import load_task
+from evaluation.results import Result
+from evaluation.scorers import METRICS
+from evaluation.tasks import Task, load_task
 from rapid.config import EngineConfig
 from rapid.engines.attention.batch import Feed
-from rapid.engines.forward.loading import load_model
+from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.products import Method, quantize
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 from rapid.planning import packed_bits
 
 CPU = torch.device("cpu")
+SYSTEMS = ("plain", "sd", "rapid-adaptive")
 METHODS: tuple[Method, ...] = ("int8", "int4")
 SHAPES = {
     "110M": {"hidden_size": 1024, "num_layers": 12, "num_heads": 16, "num_kv_heads": 4},
@@ -49,7 +55,10 @@ SHAPES = {
 ROWS = (1, 2, 4, 8, 16, 64, 65, 512)
 CONTEXT = 256
 REPEATS = 9
+TEXT = ROOT / "docs/operations.md"
 NUM_TOKENS = 384  # of the text
+CHUNK = 128  # tokens of it that are read at once
+PAGE = 16
 GROUPS = (32, 64, 128)
 
 
@@ -100,6 +109,39 @@ def compare_time(repeats: int) -> list[dict[str, Any]]:
 # --- answers --------------------------------------------------------------------------------------
 
 
+async def answers(
+    task: Task, items: list[Item], **settings: dict[str, Any]
+) -> dict[str, list[Result]]:
+    """Return the answers of every system, in the order of the items.
+
+    Args:
+        task: the systems, and how they answer.
+        items: the questions.
+        **settings: those of the engines of `target` and `drafter`.
+    """
+    target, drafter = (
+        EngineConfig(model=f"embedded:{role}", device="cpu", **settings[role])
+        for role in ("target", "drafter")
+    )
+    found: dict[tuple[str, str], Result] = {}
+
+    def take(result: Result) -> None:
+        assert result.error is None, result.error
+        found[result.system, result.item] = result
+
+    async with open_in_process(task, Models(target, drafter), items, items, batch=1) as backend:
+        trials = [trial for each in trials_left(items, task) for trial in each]
+        metrics = {name: METRICS[name] for name in task.metrics}
+        await answer_all(backend, trials, task, metrics, take, batch=1)
+    return {name: [found[name, item.id] for item in items] for name in SYSTEMS}
+
+
+def differing(some: list[Result], others: list[Result]) -> int:
+    """Return how many answers have another text."""
+    pairs = zip(some, others, strict=True)
+    return sum(one.prediction != other.prediction for one, other in pairs)
+
+
 def compare_answers(num_items: int) -> list[dict[str, Any]]:
     """Answer with all weights in bfloat16, then with those of both models or of one quantized."""
     laptop = load_task("laptop")
@@ -130,6 +172,31 @@ def compare_answers(num_items: int) -> list[dict[str, Any]]:
 
 
 # --- distributions --------------------------------------------------------------------------------
+
+
+def log_probs(loaded: LoadedModel, token_ids: list[int], cache: KVCache) -> torch.Tensor:
+    """Return the log-probabilities after every token, [tokens, vocab]."""
+    runner = Runner(loaded.model, cache, loaded.device, loaded.vocab_size)
+    pages = PageTable([PageRun(0, len(token_ids) // PAGE + 1)], PAGE)
+    rows = []
+    for start in range(0, len(token_ids), CHUNK):
+        part = token_ids[start : start + CHUNK]
+        rows += runner.run([Feed(part, start, pages, len(part))])
+    return torch.cat(rows).log_softmax(-1)
+
+
+def compare(exact: torch.Tensor, found: torch.Tensor, token_ids: list[int]) -> dict[str, float]:
+    """Return what the table says of one kind of weights."""
+    divergence = (exact.exp() * (exact - found)).sum(-1)
+    same = (exact.argmax(-1) == found.argmax(-1)).float().mean()
+    said = torch.tensor(token_ids[1:])[:, None]
+    lost = (exact[:-1].gather(1, said) - found[:-1].gather(1, said)).mean()
+    return {
+        "divergence": round(float(divergence.mean()), 5),
+        "its 99th percentile": round(float(divergence.quantile(0.99)), 4),
+        "same likeliest token": round(float(same), 3),
+        "less likely text": round(float(lost), 4),
+    }
 
 
 def compare_distributions(model: str) -> list[dict[str, Any]]:

@@ -15,20 +15,21 @@ from typer.core import TyperGroup
 from deployments.cli import (
     doctor_command,
     documents_command,
-    draining,
     evaluating,
-    init_command,
-    keys,
-    logs_command,
-    manifests_command,
     models,
-    planning,
     replaying,
     samples,
     serving,
+)
+from deployments.cli.operating import (
+    draining,
+    keys,
+    logs_command,
+    manifests_command,
     status_command,
 )
 from deployments.cli.questions import ask_command, chat_command
+from deployments.cli.sizing import init_command, planning
 from deployments.cli.terminal import fail
 from rapid.errors import ConfigurationError
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from deployments.cli.eval_options import EvalOptions
-from deployments.cli.terminal import make_title_table, out
+from deployments.cli.terminal import make_title_table, out, print_json
 from evaluation.items import Item
 from evaluation.loaders import load_items
 from evaluation.recipes import load_recipe, recipe_names
@@ -71,8 +71,8 @@ def show_plan(plan: Plan, folder: Path, options: EvalOptions) -> None:
     out.print(_example(task, items[0] if items else None), markup=False, highlight=False)
 
 
-def show_list() -> None:
-    """Print the names of tasks, recipes and systems."""
+def show_list(*, as_json: bool) -> None:
+    """Print the names of tasks, recipes and systems, and what each is."""
     rows = {
         "tasks": [(name, load_task(name).description) for name in task_names()],
         "recipes": [(name, ", ".join(load_recipe(name).tasks)) for name in recipe_names()],
@@ -81,6 +81,13 @@ def show_list() -> None:
             for each in BASELINES.values()
         ],
     }
+    if as_json:
+        described = {
+            title: [{"name": name, "summary": told} for name, told in entries]
+            for title, entries in rows.items()
+        }
+        print_json(described)
+        return
     for title, entries in rows.items():
         table = Table(title=title, title_justify="left", show_header=False, box=None)
         for entry in entries:

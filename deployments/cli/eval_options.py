@@ -118,6 +118,7 @@ class EvalOptions:
     ] = None
     dry_run: Annotated[bool, _how("--dry-run", help="Only show what would be run.")] = False
     is_list: Annotated[bool, _how("--list", help="Show tasks, recipes and systems.")] = False
+    as_json: Annotated[bool, _how("--json", help="With --list: print JSON, for programs.")] = False
 
 
 def gather_options(command: Callable[[EvalOptions], None]) -> Callable[..., None]:

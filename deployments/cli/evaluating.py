@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from deployments.cli.eval_options import EvalOptions, gather_options
-from deployments.cli.terminal import err, fail, note, out
+from deployments.cli.terminal import USAGE, err, fail, note, out
 
 if TYPE_CHECKING:
     from evaluation.drivers.item_runner import Plan
@@ -29,8 +29,10 @@ def evaluate(options: EvalOptions) -> None:
     if options.is_list:
         from deployments.cli.eval_display import show_list
 
-        show_list()
+        show_list(as_json=options.as_json)
         return
+    if options.as_json:
+        fail("--json is for --list: a run writes OUT/results.jsonl", USAGE)
     if (options.task is None) == (options.recipe is None):
         fail("give --task or --recipe (--list shows what there is)")
     from deployments.cli.eval_display import show_plan

@@ -21,8 +21,8 @@ from deployments.config.tenants import is_loopback
 
 if TYPE_CHECKING:
     from deployments.cli.doctor.check_result import CheckResult
-    from deployments.cli.server_process import ServerProcess
-    from deployments.cli.stages import Stages
+    from deployments.cli.server.server_process import ServerProcess
+    from deployments.cli.server.stages import Stages
     from deployments.config.plans import Effect
     from deployments.config.serve_config import ApplicationConfig
     from rapid.config import AnyEngineConfig
@@ -91,8 +91,8 @@ def serve(
     The exit status is 1 when the server ends by itself, or its Ray is lost.
     """
     from deployments.cli.addresses import joins_cluster
-    from deployments.cli.server_process import CannotStart, ServerProcess
-    from deployments.cli.stages import Stages
+    from deployments.cli.server.server_process import CannotStart, ServerProcess
+    from deployments.cli.server.stages import Stages
 
     began = time.monotonic()
     if metrics_port is not None and joins_cluster():
@@ -137,7 +137,7 @@ def apply(
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
     from ray.exceptions import AuthenticationError
 
-    from deployments.cli.server_process import dashboard_address
+    from deployments.cli.server.server_process import dashboard_address
     from deployments.config.applying import update
     from deployments.config.serve_file import check_applications
     from deployments.logs import with_system_logging
@@ -219,7 +219,7 @@ def _list_kept(details: dict[str, Any], file: dict[str, Any]) -> list[str]:
 
 def stop() -> None:
     """Stop the server that 'rapid serve' (or 'make run') started from this folder, and wait."""
-    from deployments.cli.server_process import running_pid, stop_running
+    from deployments.cli.server.server_process import running_pid, stop_running
 
     pid = running_pid()
     if pid is None:
@@ -283,7 +283,7 @@ def _wait_until_ready(server: ServerProcess, stopping: threading.Event, stages: 
 
 def _watch(server: ServerProcess, stopping: threading.Event) -> None:
     """Wait until told to stop, and fail when the server has ended or can answer nobody."""
-    from deployments.cli.vigil import Vigil
+    from deployments.cli.server.vigil import Vigil
 
     vigil = Vigil()
     while not stopping.wait(0.5):

@@ -31,7 +31,7 @@ from rapid.errors import (
     TargetHangs,
     TargetUnavailable,
 )
-from rapid.messages import LeaseRequest, PrefillReceipt
+from rapid.messages import LeaseRequest, PrefillReceipt, ReadSoFar
 from rapid.ports import EngineLease
 
 _RENEWALS_PER_TTL = 4  # of a lease, within its time-to-live
@@ -142,10 +142,10 @@ class RayLease:
         receipt: PrefillReceipt = await self._call(self.held.engine.prefill)
         return receipt
 
-    async def num_read(self) -> int:
+    async def read_so_far(self) -> ReadSoFar:
         """Ask the engine how many tokens of the prompt it has read."""
-        num_read: int = await self._call(self.held.engine.num_read)
-        return num_read
+        read: ReadSoFar = await self._call(self.held.engine.read_so_far)
+        return read
 
     async def settle(self) -> LeaseUsage:
         """Ask the engine what the lease used, and charge it to the tenant in the pool's queue."""

@@ -31,7 +31,14 @@ from deployments.pools.shared_calls import Asked, EndedCall, Mailboxes
 from rapid.config import AnyEngineConfig, VllmConfig
 from rapid.engine_status import EngineStatus, Erasure, LeaseUsage
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound
-from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, TargetLogits, Verdict
+from rapid.messages import (
+    DraftBlock,
+    LeaseRequest,
+    PrefillReceipt,
+    ReadSoFar,
+    TargetLogits,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from rapid.engines.engine import Engine
@@ -190,9 +197,9 @@ class EngineActor:
         )
         return receipt
 
-    async def num_read(self, lease_id: str) -> int:
+    async def read_so_far(self, lease_id: str) -> ReadSoFar:
         """Return how many tokens of the lease's prompt have been read."""
-        return self._engine.num_read(lease_id)
+        return self._engine.read_so_far(lease_id)
 
     async def draft(
         self, lease_id: str, choice: int, verdict: Verdict | None, num_tokens: int

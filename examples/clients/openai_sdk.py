@@ -127,6 +127,15 @@ def responses_stream() -> None:
     assert (types[0], types[-1][:9]) == ("response.created", "response.")
 
 
+def responses_in_the_background() -> None:
+    made = client.responses.create(
+        model=MODEL, input=QUESTION, max_output_tokens=16, background=True
+    )
+    *_, last = client.responses.retrieve(made.id, stream=True, starting_after=0)
+    assert last.response.output_text == client.responses.retrieve(made.id).output_text
+    assert client.responses.cancel(made.id).status == last.response.status  # it had ended
+
+
 def responses_parse() -> None:
     answer = client.responses.parse(
         model=MODEL, input=QUESTION, max_output_tokens=100, text_format=Light
@@ -196,6 +205,7 @@ run(
     completions_of_a_prompt,
     responses,
     responses_stream,
+    responses_in_the_background,
     responses_parse,
     responses_tools,
     responses_are_compacted,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from itertools import groupby
 
@@ -65,15 +66,15 @@ class GrowingAnswer:
         self.statistics = RoundStatistics()
         self._text = text
         self._is_thinking = is_thinking
-        self._stream = self.decode_by(
-            text.stream(
-                stop,
-                stop_ids,
-                includes_stop=includes_stop,
-                has_calls=calls is not None,
-                is_continued=is_continued,
-            )
+        self._open_text = partial(
+            text.stream,
+            stop,
+            stop_ids,
+            includes_stop=includes_stop,
+            has_calls=calls is not None,
+            is_continued=is_continued,
         )
+        self._stream = self.decode_by(self._open_text())
         self._calls, self._calls_id = calls, calls_id
         self._is_continued = is_continued
         self._max_tokens = max_tokens
@@ -91,6 +92,20 @@ class GrowingAnswer:
         if isinstance(marks, SpokenMarks) and self._is_thinking is not None:
             return SpokenThinkingStream(self._text, stream, marks)
         return ThinkingStream(self._text, stream, is_open=self._is_thinking)
+
+    def spell_tokens(self, most: int) -> Iterator[tuple[str, bool]]:
+        """Yield what each of the first `most` tokens added to the text, and if that is thinking.
+
+        The texts that are no thinking are the answer's text, with the calls that are taken from it.
+        """
+        stream = self.decode_by(self._open_text())
+        token_ids = self.statistics.token_ids
+        for position, token_id in enumerate(token_ids[:most], 1):
+            text = stream.push([token_id])
+            if position == len(token_ids):
+                text += stream.finish()
+            thought = stream.take_thoughts()
+            yield text or thought, bool(thought and not text)
 
     async def follow(self, verdicts: AsyncIterator[Verdict]) -> AsyncIterator[ChoiceDelta]:
         """Yield the deltas of the rounds; the last has a finish reason, and no round follows it."""
@@ -143,6 +158,7 @@ class GrowingAnswer:
                 token_ids=verdict.token_ids[:num_kept],
                 num_accepted=min(verdict.num_accepted, num_kept),
                 logprobs=verdict.logprobs[:num_kept],
+                probs=verdict.probs[:num_kept],
                 is_finished=False,
             )
         self.statistics.observe(verdict)
@@ -159,10 +175,9 @@ class GrowingAnswer:
         # The end-of-sequence token has no text; who continues a prompt is told what it is worth.
         has_end = verdict.is_finished and self._stream.is_hidden(verdict.token_ids[-1])
         shown = verdict.logprobs[:-1] if has_end and not self._is_continued else verdict.logprobs
-        shown = self._held + shown
+        shown = (self._held + shown)[self._stream.num_thinking - num_thinking :]
         is_decided = not self._stream.num_undecided
-        self._held = () if is_decided else shown
-        shown = shown[self._stream.num_thinking - num_thinking :] if is_decided else ()
+        self._held, shown = ((), shown) if is_decided else (shown, ())
         logprobs = tuple(spell(self._text, each) for each in shown)
         return TextDelta(self.choice, text, logprobs, finish)
 

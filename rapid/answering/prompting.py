@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from rapid.answering.answerable import append_question
 from rapid.answering.decisions import Evidence
+from rapid.answering.passage_order import PassageOrder
 from rapid.answering.query import choose_query, join_earlier
 from rapid.answering.sections import drop_worst, join_passages
 from rapid.answering.turns import drop_turns
@@ -129,6 +130,8 @@ class DrafterPrompt:
         messages: The chat that `prompt_ids` render, with retrieved chunks in place of its long
             parts.
         joined: As in `Search`, where something was searched.
+        passages: Where the chunks stand in `prompt_ids`, each with the blank line behind it, if the
+            answer is the same whatever is drafted.
     """
 
     prompt_ids: Int32Array
@@ -136,6 +139,7 @@ class DrafterPrompt:
     evidence: Evidence
     messages: tuple[Message, ...]
     joined: str | None = None
+    passages: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +186,7 @@ class RequestPrompts:
         self._budget_for = budget_for
         self._resolver = resolver or InlineDocuments()
         self._threads = Threads(_NUM_THREADS, "rapid-prompts")
+        self._order = PassageOrder()
 
     def with_retrieval(
         self, retrieval: Retrieval | None, *, budget_tokens: int | None, budget_for: BudgetFor
@@ -386,6 +391,7 @@ class RequestPrompts:
         *,
         num_tokens: int | None = None,
         tell: Tell | None = None,
+        ignores_drafts: bool = False,
     ) -> DrafterPrompt:
         """Return the drafter's prompt: the chat with retrieved chunks in place of its long parts.
 
@@ -397,6 +403,8 @@ class RequestPrompts:
             num_tokens: Length of the target's prompt, by which the budget is chosen; None, where
                 there is no such prompt, counts the texts.
             tell: Is told how far the indexing of new documents is.
+            ignores_drafts: Whether the answer is the same whatever is drafted. Then chunks of a
+                document stand in an order by which engines find more of the prompt read.
 
         Raises:
             UnknownDocument: The text of a document is not known.
@@ -434,10 +442,33 @@ class RequestPrompts:
             else:
                 chunks = tuple(found.chunks)
                 evidence = _evidence_of(found)
-        messages = drafter_messages(search.plan, chunks)
+        shown = chunks
+        if ignores_drafts:
+            shown = self._order.arrange((request.tenant, request.cache_salt), chunks)
+        messages = drafter_messages(search.plan, shown)
         prompt_ids = await self._encode(self.drafter, request, messages)
         joined = search.joined if search.plan.documents else None
-        return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence, messages, joined)
+        places: tuple[tuple[int, int], ...] = ()
+        if ignores_drafts and chunks:
+            find, texts = self._find_passages, [each.text.strip() for each in shown]
+            places = await self._threads.run(request.tenant, find, prompt_ids, texts)
+        return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence, messages, joined, places)
+
+    def _find_passages(
+        self, prompt_ids: Sequence[int], texts: Sequence[str]
+    ) -> tuple[tuple[int, int], ...]:
+        """Return the tokens of passages, each with the blank line that follows it.
+
+        So they are the same tokens wherever a passage stands. One that is not found is left out.
+        """
+        parts = [part for text in texts for part in (text, "\n\n")]
+        spans = self.drafter.find_tokens(prompt_ids, parts)
+        found, end = list[tuple[int, int]](), 0
+        for (start, _), (_, stop) in zip(spans[::2], spans[1::2], strict=True):
+            if end <= start < stop:
+                found.append((start, stop))
+                end = stop
+        return tuple(found)
 
     async def witness_prompt(self, request: GenerateRequest, found: DrafterPrompt) -> Int32Array:
         """Return what the drafter reads, in the target's own template [tokens]."""

@@ -91,14 +91,19 @@ class Rounds:
     async def _progress_of_reading(self, verifier: Holding) -> AsyncGenerator[Reading]:
         """Yield how far the verifier has read, every `_READING_S` seconds until it has read all.
 
+        Once it has, what it found in a cache is told, unless that is nothing.
+
         An engine that cannot say so costs nothing: if it is lost, its prefill fails and says why.
         """
         while not (await asyncio.wait({verifier.prefill}, timeout=_READING_S))[0]:
             try:
-                num_read = await verifier.lease.num_read()
+                read = await verifier.lease.read_so_far()
             except RapidError:
                 continue
-            yield Reading(num_read, len(verifier.prompt_ids))
+            yield Reading(read.num_tokens, len(verifier.prompt_ids), num_cached=read.num_cached)
+        if num_cached := verifier.prefill.result().num_cached_tokens:
+            num_tokens = len(verifier.prompt_ids)
+            yield Reading(num_tokens, num_tokens, num_cached=num_cached)
 
     async def _read_by_drafter(self, source: DraftSource, verifier: Holding) -> None:
         """Wait for the drafter's prefill; one that fails or hangs costs the drafter.

@@ -63,7 +63,7 @@ class PoolSource(DraftSource):
     @override
     async def num_read(self) -> int:
         assert self.held is not None
-        return await self.held.lease.num_read()
+        return (await self.held.lease.read_so_far()).num_tokens
 
     @override
     async def release(self) -> None:
@@ -134,7 +134,8 @@ class WitnessedSource(PoolSource):
     @override
     async def num_read(self) -> int:
         assert self._witness is not None
-        return await super().num_read() + await self._witness.lease.num_read()
+        of_witness = await self._witness.lease.read_so_far()
+        return await super().num_read() + of_witness.num_tokens
 
     @override
     async def release(self) -> None:

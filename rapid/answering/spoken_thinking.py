@@ -14,7 +14,8 @@ from rapid.checkpoints.thinking_marks import SpokenMarks
 class SpokenThinkingStream(ThinkingStream):
     """A `ThinkingStream` whose marks are found in the text, with its special tokens.
 
-    The first tokens of an answer are undecided for as long as they may become a mark.
+    The first tokens of an answer, and those behind its thinking, are undecided for as long as they
+    may become a mark.
     """
 
     def __init__(self, text: ChatText, answer: TextStream, marks: SpokenMarks) -> None:
@@ -23,6 +24,7 @@ class SpokenThinkingStream(ThinkingStream):
         self._marks, self._whole = marks, text.stream_whole()
         self._heard = ""  # what is undecided, or may become the closing mark
         self._undecided: list[int] = []
+        self._may_begin = True  # with a mark
 
     @property
     @override
@@ -50,7 +52,7 @@ class SpokenThinkingStream(ThinkingStream):
             self.num_thinking += 1
             self._heard += self._whole.push([token_id])
             return self._follow_thoughts()
-        if self.num_thinking:
+        if not self._may_begin:
             if self._text.is_blank(token_id):
                 self.num_thinking += 1
                 return ""
@@ -66,6 +68,7 @@ class SpokenThinkingStream(ThinkingStream):
         for mark in (marks.opening, *marks.of_answers):
             if heard.startswith(mark):
                 self.num_thinking += len(self._decide())
+                self._may_begin = False
                 self._heard = heard.removeprefix(mark)
                 self._is_thinking = mark == marks.opening
                 return self._follow_thoughts() if self._is_thinking else self._end_marks()
@@ -89,7 +92,8 @@ class SpokenThinkingStream(ThinkingStream):
             return ""
         self._think(heard[:at])
         self._heard, self._is_thinking = heard[at + len(closing) :], False
-        return self._end_marks()
+        self._may_begin = bool(self._marks.of_answers) and not self._heard
+        return "" if self._may_begin else self._end_marks()
 
     def _end_marks(self) -> str:
         """Return what the last token of a mark says beyond it, with which the answer begins."""

@@ -1,7 +1,7 @@
 """The forms in which models write calls, found by what their chat templates write.
 
 Sources: the chat templates of Qwen 2.5 and Hermes 2 Pro, of Llama 3.1, of Mistral 7B v0.3 and
-Mistral Small 3.2, of Qwen3-Coder, and of GLM 4.5 and 4.6.
+Mistral Small 3.2, of Qwen3-Coder, of GLM 4.5 and 4.6, and of gpt-oss.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class CallForm:
         is_single: Whether an answer has one call at most.
         has_short_ids: Whether templates take ids of nine letters and digits only.
         tags: Those around each argument; None where arguments are JSON.
+        is_in_channels: Whether an answer is messages in channels, of which a call is one.
     """
 
     opening: str
@@ -58,6 +59,7 @@ class CallForm:
     is_single: bool = False
     has_short_ids: bool = False
     tags: ArgumentTags | None = None
+    is_in_channels: bool = False
 
     def write(self, calls: Sequence[ToolCall]) -> str:
         """Return the text that makes some calls."""
@@ -114,6 +116,14 @@ GLM = CallForm(
     ),
     tags=ArgumentTags("<arg_key>%s</arg_key>\n<arg_value>", "</arg_value>\n"),
 )
+GPT_OSS = CallForm(
+    "<|channel|>commentary",
+    " to=functions.%s <|constrain|>json<|message|>",
+    "",
+    marks=tuple(f"<|{each}|>" for each in ("start", "channel", "constrain", "message", "end")),
+    is_single=True,  # the token behind a call ends the answer
+    is_in_channels=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +143,8 @@ def find_form(template: str) -> CallForm | None:
     """Return the form of calls that a chat template writes; None if it is none of ours."""
     if not re.search(r"\btools\b", template):
         return None
+    if GPT_OSS.opening in template and "functions." in template:
+        return GPT_OSS
     if MISTRAL.opening in template:
         return NEW_MISTRAL if "[ARGS]" in template else MISTRAL
     # A tokenizer's `response_template`, which transformers reads answers by, is not asked: it does
@@ -228,7 +240,10 @@ def _write_rules(
     # Added tokens are no text, but may stand in it, as the marks of thinking.
     other = f"<[{_list_ranges(tokens.others)}]>"
     behind, before = (f"({other} TEXT)*", f"(TEXT {other})*") if tokens.others else ("", "")
-    if tools.must_call:
+    if form.is_in_channels:
+        said = None if tools.must_call else text or "TEXT"
+        rules = [_write_channels(special, said, f"{opening} {calls}")]
+    elif tools.must_call:
         rules = [f"start: {opening} {calls}"]
     elif text is not None:
         rules = [f"start: {text} | {opening} {calls}"]
@@ -258,6 +273,18 @@ def _write_rules(
         else:
             rules.append(f"arguments_{index}: %json {json.dumps(read_schema(tool))}")
     return "\n".join(rules)
+
+
+def _write_channels(special: Mapping[str, int], text: str | None, calls: str) -> str:
+    """Return the rule of an answer that may think, then speak, and ends with a call or a text."""
+
+    def begin(channel: str) -> str:
+        return spell_text(f"<|channel|>{channel}<|message|>", special)
+
+    more = spell_text("<|end|><|start|>assistant", special)
+    last = calls if text is None else f"({calls} | {begin('final')} {text})"
+    thoughts, words = (f"({begin(each)} TEXT {more})?" for each in ("analysis", "commentary"))
+    return f"start: {thoughts} {words} {last}"
 
 
 def _list_ranges(ids: Sequence[int]) -> str:

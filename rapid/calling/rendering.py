@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 from rapid.calling.call_forms import HERMES, CallForm
@@ -36,6 +36,8 @@ def as_turns(messages: Sequence[Message], form: CallForm) -> list[dict[str, Any]
         short = blake2b(given.encode(), digest_size=5).hexdigest()[:9]
         return short if form.has_short_ids else given
 
+    if form.is_in_channels:
+        messages = _part_calls(messages)
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     turns = []
     for message in messages:
@@ -50,12 +52,34 @@ def as_turns(messages: Sequence[Message], form: CallForm) -> list[dict[str, Any]
                 for call in message.tool_calls
             ]
         if message.thinking:
-            turn["reasoning_content"] = message.thinking
+            turn["thinking" if form.is_in_channels else "reasoning_content"] = message.thinking
         if message.tool_call_id is not None:
             turn["tool_call_id"] = id_of(message.tool_call_id)
             turn["name"] = names.get(message.tool_call_id, "")
         turns.append(turn)
     return turns
+
+
+def _part_calls(messages: Sequence[Message]) -> list[Message]:
+    """Return a chat whose messages have one call each, before its result, and no text beside it.
+
+    The template of gpt-oss takes no others; text before a call it writes as thinking.
+    """
+    chat = list[Message]()
+    for index, message in enumerate(messages):
+        if message.role == "tool":  # which came with its call
+            continue
+        if not message.tool_calls:
+            chat.append(message)
+            continue
+        behind = takewhile(lambda each: each.role == "tool", messages[index + 1 :])
+        results = {each.tool_call_id: each for each in behind}
+        thought = "\n\n".join(filter(None, (message.thinking, message.text)))
+        for call in message.tool_calls:
+            chat.append(replace(message, content="", thinking=thought, tool_calls=(call,)))
+            chat += [results[call.id]] if call.id in results else []
+            thought = ""
+    return chat
 
 
 def as_plain_chat(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:

@@ -20,6 +20,7 @@ _MOST_REFERENCES = 32  # that lead from one to the next, before they are taken f
 _NAME = re.compile(r"[^<>\s](?:[^<>\n]*[^<>\s])?")  # of a parameter, so that tags can be read back
 # What may be said of a value that may be a text; between tags no more could be enforced of one.
 _OF_TEXTS = {"type", "title", "description", "default", "examples", "anyOf", "oneOf", "$ref"}
+_OF_BOUNDED_TEXTS = {"pattern", "minLength", "maxLength"}
 _OF_OBJECTS = ("anyOf", "oneOf", "allOf", "$ref", "patternProperties", "not", "if")
 
 
@@ -178,8 +179,12 @@ def _write_value(
         values = [target["const"]] if "const" in target else target["enum"]
         texts = (each if isinstance(each, str) else _spell(each) for each in values)
         return [f"{rule} {after}", f"{rule}: {' | '.join(map(json.dumps, texts))}"]
+    bounds: dict[str, Any] = {}
+    if isinstance(target, dict) and target.get("type") == "string":
+        bounds = {key: target[key] for key in _OF_BOUNDED_TEXTS & target.keys()}
+        given = {key: each for key, each in target.items() if key not in bounds}
     _check_text(given, root, _MOST_REFERENCES)
-    return [f"{rule}", *write_text(rule, tags, special)]
+    return [f"{rule}", *write_text(rule, tags, special, bounds)]
 
 
 def _check_text(schema: Any, root: Mapping[str, Any], num_left: int) -> None:
@@ -196,12 +201,51 @@ def _check_text(schema: Any, root: Mapping[str, Any], num_left: int) -> None:
         _check_text(each, root, num_left - 1)
 
 
-def write_text(rule: str, tags: ArgumentTags, special: Mapping[str, int]) -> list[str]:
-    """Return the rules of a text with its closing tag, of which `rule` is the first."""
-    after = spell_text(tags.after, special)
+def write_text(
+    rule: str,
+    tags: ArgumentTags,
+    special: Mapping[str, int],
+    bounds: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Return the rules of a text with its closing tag, of which `rule` is the first.
+
+    Raises:
+        UnusableGrammar: It has a pattern whose anchors stand where they cannot be told.
+    """
+    after, text, rules = spell_text(tags.after, special), "TEXT", list[str]()
+    if bounds:
+        text = rule.upper()
+        least, most = bounds.get("minLength", 0), bounds.get("maxLength", "")
+        parts = [rf"/(.|\n){{{least},{most}}}/"]
+        # Else a text that is too short could go on behind the tag, to the next one.
+        parts.append(rf"~/(.|\n)*{_spell_regex(re.escape(tags.closing))}(.|\n)*/")
+        if "pattern" in bounds:
+            parts.append(f"/{_find_anywhere(bounds['pattern'])}/")
+        rules.append(f"{text}: {' & '.join(parts)}")
     if tags.closing in special:  # which is in no text
-        return [f"{rule}: TEXT {after}"]
-    return [f"{rule}[lazy]: TEXT {after}"]
+        return [f"{rule}: {text} {after}", *rules]
+    return [f"{rule}[lazy]: {text} {after}", *rules]
+
+
+def _find_anywhere(pattern: str) -> str:
+    """Return the regular expression of whole texts in which a schema's pattern is found."""
+    starts = pattern.startswith("^")
+    body = pattern[starts:]
+    ends = re.search(r"(?<!\\)(?:\\\\)*\$$", body) is not None
+    body = body[: len(body) - ends]
+    outside = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "", body)
+    is_anchored_inside = re.search(r"[$^]", outside) or re.search(r"\\[bBAzZ]", body)
+    while (inner := re.sub(r"\([^()]*\)", "", outside)) != outside:
+        outside = inner
+    if is_anchored_inside or ((starts or ends) and "|" in outside):
+        _refuse("pattern")
+    before, after = ("" if is_bound else r"(.|\n)*" for is_bound in (starts, ends))
+    return f"{before}({_spell_regex(body)}){after}"
+
+
+def _spell_regex(pattern: str) -> str:
+    """Return a regular expression as it stands between slashes."""
+    return re.sub(r"\\.|/", lambda m: r"\/" if m[0] == "/" else m[0], pattern).replace("\n", r"\n")
 
 
 def write_any_rules(tags: ArgumentTags, special: Mapping[str, int], suffix: str = "") -> list[str]:

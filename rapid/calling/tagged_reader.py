@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from rapid.calling.call_forms import CallForm
 from rapid.calling.call_reader import CallPiece, CallReader
+from rapid.calling.channel_reader import ChannelCallReader
 from rapid.calling.tagged_arguments import ANY_KIND, ArgumentTags, find_kinds, read_value
 from rapid.chat_messages import Tool
 
@@ -16,6 +17,8 @@ _TEXT = frozenset({"string"})
 
 def open_reader(form: CallForm, tools: Sequence[Tool]) -> CallReader:
     """Return a reader of calls of some tools in a form."""
+    if form.is_in_channels:
+        return ChannelCallReader(form, [each.name for each in tools])
     if form.tags is None:
         return CallReader(form, [each.name for each in tools])
     return TaggedCallReader(form, form.tags, tools)

@@ -31,7 +31,8 @@ class SpokenMarks:
     They can be read, and not made to come: who speaks them may spell them in many ways.
 
     Attributes:
-        of_answers: Those with which an answer begins that was not thought about.
+        of_answers: Those with which an answer begins that was not thought about, or behind the
+            closing one.
     """
 
     opening: str
@@ -40,11 +41,11 @@ class SpokenMarks:
 
 
 GRANITE = SpokenMarks("Here is my thought process:", "Here is my response:")
-# The channels of gpt-oss; of the third one, in which it calls tools, nothing is known here.
+# The channels of gpt-oss; what it says in the third one to tools is the answer's.
 HARMONY = SpokenMarks(
     "<|channel|>analysis<|message|>",
-    "<|end|><|start|>assistant<|channel|>final<|message|>",
-    ("<|channel|>final<|message|>",),
+    "<|end|><|start|>assistant",
+    ("<|channel|>final<|message|>", "<|channel|>commentary<|message|>"),
 )
 
 

@@ -14,7 +14,7 @@ from rapid.engine_status import LeaseUsage
 from rapid.engines.engine import Engine
 from rapid.engines.forward.loading import LoadedModel
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound, Overloaded
-from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, Verdict
+from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, ReadSoFar, Verdict
 from rapid.ports import EngineLease
 
 
@@ -64,9 +64,9 @@ class LocalLease:
         """Compute the KV of the prompt; see `Engine.prefill`."""
         return await self.engine.prefill(self.lease_id)
 
-    async def num_read(self) -> int:
-        """Return how far the prefill has come; see `Engine.num_read`."""
-        return self.engine.num_read(self.lease_id)
+    async def read_so_far(self) -> ReadSoFar:
+        """Return how far the prefill has come; see `Engine.read_so_far`."""
+        return self.engine.read_so_far(self.lease_id)
 
     async def settle(self) -> LeaseUsage:
         """Return what the lease used; see `Engine.settle`."""

@@ -39,7 +39,14 @@ from rapid.engines.kv.lines import Waiter
 from rapid.engines.kv.sequences import Proposal, Sequence
 from rapid.engines.work.drafting import draft_block
 from rapid.errors import EngineFailed, LeaseNotFound, OutOfStep
-from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, TokenLogprobs, Verdict
+from rapid.messages import (
+    DraftBlock,
+    LeaseRequest,
+    PrefillReceipt,
+    ReadSoFar,
+    TokenLogprobs,
+    Verdict,
+)
 from rapid.speculation.sampling import as_sent
 
 logger = logging.getLogger(__name__)
@@ -189,13 +196,14 @@ class VllmEngine:
         lease = self._ledger.get(lease_id)
         prompt = lease.request.prompt_ids.tolist()
         output = await self._generate(lease, 0, prompt, 1, temperature=0.0)
-        lease.num_read = len(prompt) - 1
-        return PrefillReceipt(lease_id, len(prompt), output.num_cached_tokens or 0)
+        num_cached = output.num_cached_tokens or 0
+        lease.read_so_far = ReadSoFar(len(prompt) - 1, num_cached)
+        return PrefillReceipt(lease_id, len(prompt), num_cached)
 
-    def num_read(self, lease_id: str) -> int:
+    def read_so_far(self, lease_id: str) -> ReadSoFar:
         """Return how many tokens of a lease's prompt have been read: none before all are."""
         self.check_running()
-        return self._ledger.get(lease_id).num_read
+        return self._ledger.get(lease_id).read_so_far
 
     async def draft(
         self, lease_id: str, choice: int, verdict: Verdict | None, num_tokens: int

@@ -8,6 +8,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from openai.types.responses import ResponseIncompleteEvent
 from pydantic import BaseModel, Field
 
 from rapid.embedded.generator import generate_document
@@ -143,6 +144,31 @@ def test_a_response_searches_a_file_is_kept_and_goes_on(client: openai.OpenAI) -
     assert removed["responses"] == 2
     kept = client.responses.retrieve(answer.id)
     assert (kept.output_text, kept.output[0].results) == (FACT.answer, [])
+
+
+def test_a_response_in_the_background_is_left_followed_and_another_cancelled(
+    client: openai.OpenAI,
+) -> None:
+    documents = asked()["extra_body"]
+    fields: Any = {"model": "rapid-embedded", "input": FACT.question, "temperature": 0}
+    fields |= {"background": True, "extra_body": documents, "max_output_tokens": 40}
+    made = client.responses.create(**fields)
+    assert (made.status, made.output) == ("queued", [])
+    wait_until(lambda: client.responses.retrieve(made.id).status == "completed", 60)
+    assert client.responses.retrieve(made.id).output_text == FACT.answer
+    with client.responses.create(**fields, stream=True) as stream:
+        first, second = next(stream), next(stream)
+    left = first.response.id
+    rest = [*client.responses.retrieve(left, stream=True, starting_after=second.sequence_number)]
+    numbers = [each.sequence_number for each in rest]
+    assert numbers == [*range(second.sequence_number + 1, numbers[-1] + 1)]
+    assert (rest[-1].type, rest[-1].response.output_text) == ("response.completed", FACT.answer)
+    long = fields | {"extra_body": documents | {"min_tokens": 600}, "max_output_tokens": 600}
+    endless = client.responses.create(**long)
+    assert client.responses.cancel(endless.id).status == "cancelled"
+    *_, last = client.responses.retrieve(endless.id, stream=True)
+    assert isinstance(last, ResponseIncompleteEvent)
+    assert last.response.status == client.responses.retrieve(endless.id).status == "cancelled"
 
 
 def test_anthropics_sdk_is_answered_with_citations(application: str) -> None:

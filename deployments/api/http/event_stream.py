@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -24,7 +24,7 @@ class EventStream(Response):
         media_type: str,
         stack: AsyncExitStack,
         request_id: str,
-        render_error: Callable[[Exception], bytes],
+        render_error: Callable[[Exception], Awaitable[bytes]],
     ) -> None:
         """Create the response.
 
@@ -60,7 +60,7 @@ class EventStream(Response):
         except ClientLeft:
             raise
         except Exception as error:
-            await _send(send, _body(self._render_error(error)))
+            await _send(send, _body(await self._render_error(error)))
 
 
 async def _send(send: Send, message: MutableMapping[str, Any]) -> None:

@@ -66,7 +66,7 @@ def check_models(_: Machine, subject: Subject) -> CheckResult:
 
 def check_port(_: Machine, subject: Subject) -> CheckResult:
     """Check that the HTTP port is free, or this folder's own server has it."""
-    from deployments.cli.server_process import running_pid
+    from deployments.cli.server.server_process import running_pid
 
     if subject.address is None:
         return CheckResult("port", "ok", "none is known of")

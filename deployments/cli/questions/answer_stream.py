@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from deployments.cli.questions.error_words import Asker, advise
 from deployments.cli.questions.local_documents import check_sizes
 from deployments.cli.questions.reading_pace import ReadingPace
-from deployments.cli.server_client import (
+from deployments.cli.server.server_client import (
     CONNECT_TIMEOUT_S,
     SILENCE_TIMEOUT_S,
     give_up,

@@ -32,7 +32,8 @@ from deployments.cli.questions.question_options import (
     check_writable,
     make_body,
 )
-from deployments.cli.server_client import KeyOption, Url, connect, refuse
+from deployments.cli.questions.who_wrote import list_tokens
+from deployments.cli.server.server_client import KeyOption, Url, connect, refuse
 from deployments.cli.terminal import (
     DEFAULT_URL,
     USAGE,
@@ -90,6 +91,10 @@ def ask(
         bool,
         typer.Option("--stats", help="Print the receipt: how the answer was made, and how fast."),
     ] = False,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Print who wrote each token, and how likely it was."),
+    ] = False,
     as_json: AsJson = False,
     receipt_file: Annotated[
         Path | None,
@@ -129,7 +134,7 @@ def ask(
         "retrieval_tokens": retrieval_tokens,
         "documents": document_objects(texts),
         "file_ids": file,
-        "explain": "tokens" if receipt_file else None,
+        "explain": "tokens" if receipt_file else "writers" if explain else None,
     }
     messages = [{"role": "user", "content": question}]
     sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
@@ -174,6 +179,8 @@ def ask(
         note(line)
     for place, text in passages(answer.receipt, documents) if sources else ():
         typer.echo(f"\n{place}:\n{text}")
+    if explain:
+        out.print(list_tokens(answer.receipt))
     if stats:
         out.print(_table(answer.receipt, answer.final))
 

@@ -32,7 +32,7 @@ from deployments.cli.questions.question_options import (
     make_body,
     show_text,
 )
-from deployments.cli.server_client import KeyOption, Url, connect
+from deployments.cli.server.server_client import KeyOption, Url, connect
 from deployments.cli.terminal import DEFAULT_URL, note
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from rapid.engines.kv.cache import PageRun
 from rapid.engines.kv.prefix_cache import Pages
 from rapid.engines.kv.rings import Ring
 from rapid.engines.kv.sequences import Sequence
-from rapid.messages import LeaseRequest
+from rapid.messages import LeaseRequest, ReadSoFar
 
 
 @dataclass(eq=False)
@@ -26,7 +26,7 @@ class Lease:
     # Choices with a call in progress; a busy lease does not expire.
     busy: set[int] = field(default_factory=set)
     # Tokens of the prompt whose KV the first choice holds, as its prefill last said.
-    num_read: int = 0
+    read_so_far: ReadSoFar = field(default_factory=ReadSoFar)
     # Whether the lease ends when it is idle and unrenewed for the time-to-live.
     expires: bool = True
     # What it used and has not told yet, its pages up to a time of the ledger's clock.

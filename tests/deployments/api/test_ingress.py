@@ -217,7 +217,27 @@ class TestWhole:
             "witness_prompt_ids": [6],
             "token_ids": [[4, 5]],
             "origins": [["drafted", "corrected"]],
-        }
+            "tokens": [
+                [
+                    {
+                        "text": "Hello", "writer": "drafted", "target": 0.25, "drafter": 0.5,
+                        "sampled": 0.4, "passage": "c1", "is_thinking": False,
+                    },
+                    {
+                        "text": "", "writer": "corrected", "target": 1.0, "drafter": 0.0,
+                        "sampled": 1.0, "passage": None, "is_thinking": False,
+                    },
+                ]
+            ],
+            "truncated": False,
+        }  # fmt: skip
+
+    async def test_prompts_of_an_explained_answer_are_left_out_if_they_are_not_asked_for(self):
+        orchestrator = ScriptedOrchestrator()
+        for explain in ("tokens", "writers", "none"):
+            await post(ingress(orchestrator), ASK | {"rapid": {"explain": explain}})
+        asked = [(each.explain, each.explains_prompts) for each in orchestrator.requests]
+        assert asked == [(True, True), (True, False), (False, True)]
 
 
 class TestStream:
@@ -274,13 +294,15 @@ class TestStream:
     async def test_how_much_of_the_prompt_is_read_is_a_chunk_of_llama_cpp(self):
         started = replace(STARTED, prompt_tokens=4000)
         text = TextDelta(0, "a", (), "length")
-        app = ingress(ScriptedOrchestrator(started, Reading(512, 4000), text, Finished(receipt())))
+        readings = (Reading(512, 4000, num_cached=500), Reading(4000, 4000, num_cached=510))
+        app = ingress(ScriptedOrchestrator(started, *readings, text, Finished(receipt())))
         asked = events(await post(app, ASK | {"stream": True, "return_progress": True}))
         told = [each for each in asked[:-1] if "prompt_progress" in each]
         counts = [(each["prompt_progress"]["processed"], each["choices"]) for each in told]
         delta = {"role": "assistant", "content": None}
         choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]
         assert counts == [(0, choices), (512, choices), (4000, choices)]
+        assert [each["prompt_progress"]["cache"] for each in told] == [0, 500, 510]
         for each in told:
             assert each["prompt_progress"].keys() == {"total", "cache", "processed", "time_ms"}
             assert each["prompt_progress"]["total"] == 4000

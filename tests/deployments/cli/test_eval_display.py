@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from rich.console import Console
@@ -44,6 +45,18 @@ def test_the_list_has_tasks_recipes_and_systems():
     shown = rapid_eval("--list").output
     for name in ("longbench-v2", "llama-3.1-8b-self", "magicdec"):
         assert name in shown
+
+
+def test_programs_get_the_list_as_json():
+    told = json.loads(rapid_eval("--list", "--json").output)
+    names = {kind: [each["name"] for each in entries] for kind, entries in told.items()}
+    assert names.keys() == {"tasks", "recipes", "systems"}
+    assert "longbench-v2" in names["tasks"]
+    assert "magicdec" in names["systems"]
+    assert all(each["summary"] for entries in told.values() for each in entries)
+    refused = rapid_eval("--json", "--task", "laptop-quick")
+    assert refused.exit_code == 2
+    assert "--json is for --list" in words(refused)
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

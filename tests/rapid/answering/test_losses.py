@@ -9,7 +9,7 @@ from rapid.answering.answers import GrowingAnswer
 from rapid.answering.run import Run
 from rapid.checkpoints.text import ChatText
 from rapid.errors import EngineFailed
-from rapid.messages import LeaseRequest, PrefillReceipt
+from rapid.messages import LeaseRequest, PrefillReceipt, ReadSoFar
 from tests.answered import ATLAS, receipt, script, tokens
 from tests.fakes import FakeEngine
 from tests.local_pools import LocalApplication
@@ -77,11 +77,11 @@ class FailsBeside(FakeEngine):
             raise EngineFailed("out of memory")
         await super().open(request)
 
-    def num_read(self, lease_id: str) -> int:
+    def read_so_far(self, lease_id: str) -> ReadSoFar:
         if self.failures == 1:
             self.failures = 2
             raise EngineFailed("out of memory")
-        return super().num_read(lease_id)
+        return super().read_so_far(lease_id)
 
 
 async def test_so_it_is_where_the_drafters_lease_was_not_taken_yet() -> None:

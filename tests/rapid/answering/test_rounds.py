@@ -15,7 +15,7 @@ from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, Mode, SamplingConfig, SpeculationConfig
 from rapid.errors import DrafterUnavailable, EngineFailed, OutOfStep, Overloaded
 from rapid.events import GenerationEvent, Reading, Started, TextDelta
-from rapid.messages import PrefillReceipt
+from rapid.messages import PrefillReceipt, ReadSoFar
 from rapid.speculation.pace.controller import Controller
 from rapid.transfers import Transfer
 from tests.answered import ATLAS, receipt, script, text, tokens
@@ -35,16 +35,16 @@ class ReadsWhenAsked(FakeEngine):
 
     async def prefill(self, lease_id: str) -> PrefillReceipt:
         await self.has_read.wait()
-        return await super().prefill(lease_id)
+        return replace(await super().prefill(lease_id), num_cached_tokens=5)
 
-    def num_read(self, lease_id: str) -> int:
+    def read_so_far(self, lease_id: str) -> ReadSoFar:
         self._lease(lease_id)
         self.progress += 10
         if self.progress == self.dies_at:
             self.die()
         if self.progress == 30:
             self.has_read.set()
-        return self.progress
+        return ReadSoFar(self.progress, 5)
 
 
 @pytest.fixture
@@ -62,9 +62,10 @@ async def test_a_streamed_answer_says_how_far_its_document_is_read() -> None:
     assert tokens(events) == script(5, 12)
     length = receipt(events).prompt_tokens
     assert [each for each in events if isinstance(each, Reading)] == [
-        Reading(10, length),
-        Reading(20, length),
-        Reading(30, length),
+        Reading(10, length, num_cached=5),
+        Reading(20, length, num_cached=5),
+        Reading(30, length, num_cached=5),
+        Reading(length, length, num_cached=5),
     ]
     assert isinstance(events[0], Started)
 
@@ -82,8 +83,8 @@ async def test_an_engine_that_nobody_watches_is_not_asked_how_far_it_has_read() 
 class CannotSay(ReadsWhenAsked):
     """It reads well, and fails whenever it is asked how far it has come."""
 
-    def num_read(self, lease_id: str) -> int:
-        super().num_read(lease_id)
+    def read_so_far(self, lease_id: str) -> ReadSoFar:
+        super().read_so_far(lease_id)
         raise EngineFailed("a bug in counting")
 
 
@@ -93,7 +94,9 @@ async def test_an_engine_that_cannot_say_how_far_it_has_read_costs_no_answer() -
     request = question("r", mode="plain", documents=ATLAS, seed=5, max_tokens=12, explain=True)
     events = await app.answered(replace(request, is_streamed=True))
     assert app.target.engine.actor._engine.progress == 30
-    assert not any(isinstance(each, Reading) for each in events)
+    length = receipt(events).prompt_tokens
+    told = [each for each in events if isinstance(each, Reading)]
+    assert told == [Reading(length, length, num_cached=5)]
     assert (tokens(events), receipt(events).failovers) == (script(5, 12), ())
 
 
@@ -109,7 +112,8 @@ async def test_reading_is_told_anew_of_the_engine_that_replaces_a_dead_one() -> 
     dying.actor._engine.dies_at, dying.actor._engine.die = 20, die
     request = question("r", mode="plain", documents=ATLAS, seed=5, max_tokens=12, explain=True)
     events = await app.answered(replace(request, is_streamed=True))
-    assert [each.num_read for each in events if isinstance(each, Reading)] == [10, 10, 20, 30]
+    told = [each.num_read for each in events if isinstance(each, Reading)]
+    assert told == [10, 10, 20, 30, receipt(events).prompt_tokens]
     assert receipt(events).failovers == ("target lost",)
     assert tokens(events) == script(5, 12)
 
@@ -123,10 +127,12 @@ class ReadsSlowly(ReadsWhenAsked):
         is_slow = f"/{self.role}-" in lease_id
         return await (super() if is_slow else super(ReadsWhenAsked, self)).prefill(lease_id)
 
-    def num_read(self, lease_id: str) -> int:
+    def read_so_far(self, lease_id: str) -> ReadSoFar:
         if f"/{self.role}-" not in lease_id:
-            return FakeEngine.num_read(self, lease_id)
-        return super().num_read(lease_id) if self.progress < self.most else self.most
+            return FakeEngine.read_so_far(self, lease_id)
+        if self.progress < self.most:
+            return super().read_so_far(lease_id)
+        return ReadSoFar(self.most)
 
 
 def reading_slowly(role: str) -> tuple[LocalApplication, ReadsSlowly]:

@@ -82,7 +82,7 @@ async def test_what_is_no_thinking_is_text(said: str) -> None:
 FINAL = "<|channel|>final<|message|>"
 SPOKEN = {
     "granite": ("Here is my thought process:", "Here is my response:"),
-    "harmony": (HARMONY.opening, HARMONY.closing),
+    "harmony": (HARMONY.opening, HARMONY.closing + FINAL),
 }
 
 

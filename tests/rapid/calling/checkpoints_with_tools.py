@@ -55,6 +55,22 @@ GLM = HERMES.replace(
 <arg_value>{{ value if value is string else value | tojson(ensure_ascii=False) }}</arg_value>
 {% endfor %}</tool_call>""",
 )
+# Its calls are messages to a tool, one at a time, and what is thought is a message before them.
+GPT_OSS = """{%- set last = namespace(name="") %}{%- if tools %}<|start|>developer<|message|>
+namespace functions {
+{% for tool in tools %}type {{ tool.function.name }} = {{ tool.function.parameters | tojson }}
+{% endfor %}}<|end|>{% endif %}{%- for m in messages %}{%- if m.tool_calls %}
+{%- if m.content and m.thinking %}{{ raise_exception("not both!") }}{% endif %}
+{%- if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif
+%}{%- set call = m.tool_calls[0].function %}{%- set last.name = call.name %}<|start|>assistant to={{
+"functions." + call.name }}<|channel|>commentary json<|message|>{{
+call.arguments | tojson }}<|call|>
+{%- elif m.role == "tool" %}<|start|>{{
+"functions." + last.name }} to=assistant<|channel|>commentary<|message|>{{ m.content | tojson
+}}<|end|>
+{%- elif m.role == "assistant" %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>
+{%- else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 # What thinking adds to the first: Qwen's, whose models open it, and DeepSeek's, whose prompts do.
 QWEN = (
     HERMES.replace(
@@ -85,6 +101,7 @@ TEMPLATES = {
     "new_mistral": NEW_MISTRAL,
     "qwen_coder": QWEN_CODER,
     "glm": GLM,
+    "gpt_oss": GPT_OSS,
     "plain": PLAIN,
 }
 THINKING = {"qwen": QWEN, "deepseek": DEEPSEEK, "granite": GRANITE, "harmony": HARMONY}
@@ -103,14 +120,15 @@ def text_of(family: str) -> ChatText:
     if family == "glm":
         tags = [f"<{end}{tag}>" for tag in ("arg_key", "arg_value") for end in ("", "/")]
         backend.add_tokens([AddedToken(each, normalized=False) for each in tags])
-    if family == "harmony":
-        names = [f"<|{each}|>" for each in ("start", "channel", "message", "end")]
+    if family in ("harmony", "gpt_oss"):
+        words = ("start", "channel", "message", "end", "constrain", "call")
+        names = [f"<|{each}|>" for each in words]
         backend.add_special_tokens([AddedToken(each, special=True) for each in names])
     if family in THINKING:
         backend.add_tokens([AddedToken(f"<{end}think>", normalized=False) for end in ("", "/")])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        eos_token="<|im_end|>",
+        eos_token="<|call|>" if family == "gpt_oss" else "<|im_end|>",
         chat_template=(TEMPLATES | THINKING)[family],
     )
     return ChatText(tokenizer, frozenset([tokenizer.eos_token_id]))

@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from rapid.calling.call_forms import (
     GLM,
+    GPT_OSS,
     HERMES,
     LLAMA,
     MISTRAL,
@@ -66,6 +67,7 @@ def test_forms_are_found_by_their_templates():
         "new_mistral": NEW_MISTRAL,
         "qwen_coder": QWEN_CODER,
         "glm": GLM,
+        "gpt_oss": GPT_OSS,
         "plain": None,
     }
     assert find_form(TEMPLATES["hermes"] + "<function=") is None  # another language in the mark
@@ -73,7 +75,7 @@ def test_forms_are_found_by_their_templates():
     assert find_form("{{ tools }}") is None
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "gpt_oss"])
 def test_what_must_be_a_call_is_one(family: str):
     form = text_of(family).call_form
     grammar = grammar_of(family, replace(TOOLS, must_call=True))
@@ -181,7 +183,10 @@ def test_arguments_between_tags_follow_the_schema(family: str):
 @pytest.mark.parametrize(
     "schema",
     [
-        {"properties": {"a": {"type": "string", "maxLength": 3}}},
+        {"properties": {"a": {"type": "string", "format": "date"}}},
+        {"properties": {"a": {"type": "string", "pattern": "^x|y$"}}},
+        {"properties": {"a": {"type": "string", "pattern": "(^x)"}}},
+        {"properties": {"a": {"type": ["string", "null"], "maxLength": 3}}},
         {"properties": {"a": {"type": "string"}}, "additionalProperties": True},
         {"properties": {"a>": {"type": "string"}}},
         {"anyOf": [{"properties": {}}]},
@@ -196,6 +201,37 @@ def test_what_cannot_be_enforced_between_tags_is_any_or_refused(family: str, sch
     assert is_allowed(family, grammar_of(family, Tools((tool,))), told)
     with pytest.raises(BadRequest, match=r"^tools has a "):
         grammar_of(family, Tools((tool,), must_call=True))
+
+
+@pytest.mark.parametrize("family", ["qwen_coder", "glm"])
+@pytest.mark.parametrize(
+    ("bounds", "right", "wrong"),
+    [
+        ({"maxLength": 3}, ["", "é\n<"], ["four"]),
+        ({"minLength": 2, "maxLength": 1000}, ["</", "x" * 1000], ["", "x", "x" * 1001]),
+        ({"pattern": "^[a-z]+/\\d$"}, ["ab/3"], ["ab/3\n", "/3", "ab/33", " ab/3"]),
+        ({"pattern": "a/b|c"}, ["a/b", "-- c\n", "a c"], ["ab", ""]),
+        ({"pattern": "^(a|b)", "minLength": 3}, ["axx", "b\nx"], ["ax", "xax"]),
+        ({"pattern": "[$^]\\$$"}, ["$$", "x^$"], ["$", "$$ "]),
+    ],
+)
+def test_a_text_between_tags_has_its_length_and_pattern(
+    family: str, bounds: object, right: list[str], wrong: list[str]
+):
+    schema = {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": bounds}}
+    schema["$defs"]["a"]["type"] = "string"  # type: ignore[index]
+    schema["required"] = ["a"]  # type: ignore[assignment]
+    form, tool = text_of(family).call_form, Tool("f", json.dumps(schema))
+    grammar = grammar_of(family, Tools((tool,), must_call=True))
+
+    def allows(text: str) -> bool:
+        told = form.write([ToolCall("", "f", json.dumps({"a": text}))])
+        return is_allowed(family, grammar, told)
+
+    assert [each for each in right if not allows(each)] == []
+    assert [each for each in wrong if allows(each)] == []
+    closing = "x</parameter>" if family == "qwen_coder" else "x</arg_value>"
+    assert not allows(closing)
 
 
 @pytest.mark.parametrize("family", ["qwen_coder", "glm"])

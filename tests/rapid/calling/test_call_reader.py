@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rapid.calling.call_forms import (
     GLM,
+    GPT_OSS,
     HERMES,
     LLAMA,
     MISTRAL,
@@ -21,7 +22,7 @@ from rapid.calling.call_forms import (
 from rapid.calling.tagged_reader import open_reader
 from rapid.chat_messages import Tool, ToolCall
 
-FORMS = [HERMES, LLAMA, MISTRAL, NEW_MISTRAL, QWEN_CODER, GLM]
+FORMS = [HERMES, LLAMA, MISTRAL, NEW_MISTRAL, QWEN_CODER, GLM, GPT_OSS]
 NAMES = ["look_up", "f"]
 TEXTS = {"text": {"type": "string"}, "note": {"anyOf": [{"type": "string"}, {"type": "null"}]}}
 TYPED = {"n": {"type": "integer"}, "x": {"type": "number"}, "yes": {"type": "boolean"}}
@@ -30,6 +31,8 @@ SCHEMA = {"properties": TEXTS | TYPED, "$defs": {"deep": {"type": "object"}}}
 TOOLS = [Tool("look_up", "{}"), Tool("f", json.dumps(SCHEMA))]
 ARGUMENTS = ['{"a": "x}\\"]</tool_call>"}', "{}", '{"b": [{"c": 1}], "d": "é\\\\"}']
 CALLS = [ToolCall("", name, each) for name, each in zip([*NAMES, "f"], ARGUMENTS, strict=True)]
+
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 
 Told = tuple[str, list[tuple[str, str]]]
 
@@ -78,6 +81,8 @@ def test_what_a_form_writes_is_read(form: CallForm, num_calls: int, cuts: list[i
         (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {}}]', [("f", "{}")]),
         (NEW_MISTRAL, '[TOOL_CALLS]f[CALL_ID]abc[ARGS]{"a": 1}', [("f", '{"a": 1}')]),
         (NEW_MISTRAL, '[TOOL_CALLS]f{"a": 1}', [("f", '{"a": 1}')]),
+        (GPT_OSS, " to=functions.f<|channel|>commentary json<|message|> {}", [("f", "{}")]),
+        (GPT_OSS, f"{THOUGHT}<|channel|>analysis to=functions.f<|message|>{{}}", [("f", "{}")]),
     ],
 )
 def test_what_models_write_instead_is_read_too(form: CallForm, text: str, calls: Told):
@@ -104,6 +109,11 @@ def test_what_models_write_instead_is_read_too(form: CallForm, text: str, calls:
         (MISTRAL, "[TOOL_CALLS] none"),
         (NEW_MISTRAL, "[TOOL_CALLS]g[ARGS]{}"),
         (NEW_MISTRAL, "[TOOL_CALLS]f, then"),
+        (GPT_OSS, "Hello, <|cha"),
+        (GPT_OSS, "  spaces \n stay  "),
+        (GPT_OSS, "<|channel|>commentary to=functions.g<|message|>{}"),
+        (GPT_OSS, "<|channel|>commentary to=functions.f<|message|>none"),
+        (GPT_OSS, f"<|channel|>{'no head ' * 99}"),
     ],
 )
 def test_what_only_looks_like_a_call_is_text_and_whole(form: CallForm, text: str):
@@ -121,6 +131,17 @@ def test_text_behind_calls_and_calls_that_are_cut():
         [("look_up", ARGUMENTS[0])],
     )
     assert all(isinstance(json.loads(each), dict) for each in ARGUMENTS)
+
+
+def test_messages_to_the_user_are_one_text_and_a_head_that_is_cut_is_none():
+    begun = "<|channel|>commentary<|message|>Let me look. <|end|><|start|>assistant"
+    call = GPT_OSS.write(CALLS[:1])
+    assert read(GPT_OSS, begun + call) == ("Let me look.", [("look_up", ARGUMENTS[0])])
+    for rest in ("", "<|channel|>comm", "<|channel|>commentary to=functions.f<|message|>"):
+        assert read(GPT_OSS, begun + rest) == ("Let me look.", [])
+    said = f"{begun}{THOUGHT}<|channel|>final<|message|>It is."
+    assert read(GPT_OSS, said) == ("Let me look.\n\nIt is.", [])
+    assert read(GPT_OSS, call[:-3]) == ("", [("look_up", ARGUMENTS[0][:-3])])
 
 
 WRITTEN = {

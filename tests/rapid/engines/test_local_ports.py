@@ -71,14 +71,14 @@ async def test_a_lease_tells_after_every_step_how_much_of_its_prompt_is_read() -
     told = []
     for _ in range(3):
         await gate.forward_started()
-        told.append(await lease.num_read())
+        told.append(await lease.read_so_far())
         gate.let_one_through()
     await prefill
-    assert told == [0, 16, 32]
-    assert await lease.num_read() == len(PROMPT) - 1
+    assert told == [(0, 0), (16, 0), (32, 0)]
+    assert await lease.read_so_far() == (len(PROMPT) - 1, 0)
     engine.release("a")
     with pytest.raises(LeaseNotFound):
-        await lease.num_read()
+        await lease.read_so_far()
     engine.close()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Protocol
 
 from deployments.api.backend.continuing import Cursor
@@ -83,7 +84,7 @@ class ChatReply:
         self.id = f"chatcmpl-{cursor.unique.hex()}"
         self._asked, self._cursor = asked, cursor
         self._timing, self._clock = timing, clock
-        self._reads_since, self._num_prompt = timing.began, 0
+        self._reads_since, self._read = timing.began, Reading(0, 0)
         self._frame = ReplyFrame(
             id=self.id,
             created=cursor.created,
@@ -131,16 +132,17 @@ class ChatReply:
             if event is None:
                 yield self._comment("ping")
             elif isinstance(event, Reading):
-                yield self._comment(_progress(event))
+                if event.num_read < event.num_all or event.unit == "passages":
+                    yield self._comment(_progress(event))
                 if event.unit == "tokens":
-                    for chunk in self._tell_prompt(event.num_read, event.num_all):
+                    for chunk in self._tell_prompt(event):
                         yield _chunk(chunk, cursor)
             elif isinstance(event, Started):
                 self._reads_since = self._clock()
-                for chunk in self._tell_prompt(0, event.prompt_tokens):
+                for chunk in self._tell_prompt(Reading(0, event.prompt_tokens)):
                     yield _chunk(chunk, cursor)
             elif isinstance(event, ChoiceDelta):
-                for chunk in self._tell_prompt(self._num_prompt, self._num_prompt):
+                for chunk in self._tell_prompt(replace(self._read, num_read=self._read.num_all)):
                     yield _chunk(chunk, cursor)
                 self._observe()
                 if isinstance(event, TextDelta):
@@ -168,12 +170,13 @@ class ChatReply:
         """Return the event that ends a stream with an error."""
         return _event(body)
 
-    def _tell_prompt(self, num_read: int, num_all: int) -> Iterator[Json]:
+    def _tell_prompt(self, read: Reading) -> Iterator[Json]:
         """Yield how much of the prompt is read, for who asked so, until the answer begins."""
-        self._num_prompt = num_all
-        if self._asked.return_progress and num_all and self._timing.first_token is None:
+        is_news, self._read = read != self._read, read
+        is_waiting = self._timing.first_token is None
+        if self._asked.return_progress and read.num_all and is_news and is_waiting:
             time_s = self._clock() - self._reads_since
-            yield self._frame.progress_chunk(num_read, num_all, time_s)
+            yield self._frame.progress_chunk(read, time_s)
 
     def _is_shown(self, delta: ChoiceDelta) -> bool:
         return self._asked.shows_thinking or not isinstance(delta, ThinkingDelta)

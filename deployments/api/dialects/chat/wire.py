@@ -15,8 +15,16 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
-from rapid.events import CallDelta, ChoiceDelta, FinishReason, TextDelta, ThinkingDelta, TokenText
-from rapid.receipt import ChoiceStatistics, Receipt
+from rapid.events import (
+    CallDelta,
+    ChoiceDelta,
+    FinishReason,
+    Reading,
+    TextDelta,
+    ThinkingDelta,
+    TokenText,
+)
+from rapid.receipt import ChoiceStatistics, Explanation, Receipt
 
 Json = dict[str, Any]
 
@@ -98,15 +106,15 @@ class ReplyFrame:
             logprobs, finish_reason = None, None
         return self._chunk(delta.choice, render_delta(delta), logprobs, finish_reason)
 
-    def progress_chunk(self, num_read: int, num_all: int, time_s: float) -> Json:
-        """Return llama.cpp's stream chunk that says how much of the prompt is read.
-
-        What was found in the cache is known at the end only, in the usage.
-        """
-        progress = {"total": num_all, "cache": 0, "processed": num_read}
-        return self._empty_chunk() | {
-            "prompt_progress": progress | {"time_ms": round(1000 * time_s)}
+    def progress_chunk(self, read: Reading, time_s: float) -> Json:
+        """Return llama.cpp's stream chunk that says how much of the prompt is read."""
+        progress = {
+            "total": read.num_all,
+            "cache": read.num_cached,
+            "processed": read.num_read,
+            "time_ms": round(1000 * time_s),
         }
+        return self._empty_chunk() | {"prompt_progress": progress}
 
     def _empty_chunk(self) -> Json:
         return self._chunk(0, {"role": "assistant", "content": None}, None, None)
@@ -271,6 +279,8 @@ def rapid_receipt(receipt: Receipt) -> Json:
     }
     if receipt.joined_query is not None:
         body["query"] = receipt.joined_query
+    if receipt.passages is not None:
+        body["passages"] = asdict(receipt.passages)
     if receipt.ignored:
         body["ignored"] = list(receipt.ignored)
     if receipt.left_out:
@@ -296,7 +306,7 @@ def rapid_receipt(receipt: Receipt) -> Json:
     if receipt.application is not None:
         body["application"] = receipt.application
     if receipt.explanation is not None:
-        body["explain"] = asdict(receipt.explanation)
+        body["explain"] = _explain(receipt.explanation)
     return body
 
 
@@ -319,6 +329,16 @@ def model_card(
         card["max_model_len"] = max_model_len
     waits = {} if silence_s is None else {"silence_s": silence_s}
     return card | {"rapid": {"embedded": is_embedded} | waits | dict(limits)}
+
+
+def _explain(explanation: Explanation) -> Json:
+    """Return `explain` of a receipt; prompts may be long, so that none of it is copied."""
+    names = ("target_prompt_ids", "drafter_prompt_ids", "witness_prompt_ids")
+    return {
+        **{name: getattr(explanation, name) for name in (*names, "token_ids", "origins")},
+        "tokens": [[asdict(token) for token in tokens] for tokens in explanation.tokens],
+        "truncated": explanation.truncated,
+    }
 
 
 def _token(text: str, logprob: float) -> Json:

@@ -39,6 +39,7 @@ class RunningAnswer:
         reply: Its renderer.
         task: What answers it.
         saved: The status and the number of steps that its row has.
+        is_cancelled: Whether it is given up because its caller wants it no more.
     """
 
     task: asyncio.Task[None]
@@ -46,19 +47,21 @@ class RunningAnswer:
     def __init__(self, reply: ResponsesReply) -> None:
         self.reply = reply
         self.saved = ("queued", 0)
+        self.is_cancelled = False
         self._told: list[bytes] = []
         self._has_ended = False
         self._more = asyncio.Event()
 
-    def tell(self, *events: Json) -> None:
+    async def tell(self, *events: Json) -> None:
         """Let those who follow have more events."""
-        self._told += map(frame, events)  # as they are now: what they tell of grows on
+        for event in events:
+            self._told.append(await self.reply.render_event(event))
         self._wake()
 
-    def give_up(self) -> None:
+    def give_up(self, *, is_cancelled: bool = False) -> None:
         """Stop to answer, unless what was answered is being kept."""
         if not self.reply.is_ending:
-            self.reply.is_ending = True
+            self.reply.is_ending, self.is_cancelled = True, is_cancelled
             self.task.cancel()
 
     def end(self) -> None:
@@ -89,7 +92,7 @@ class RunningAnswer:
                 yield _SILENCE
 
 
-def tell_error(error: Exception) -> bytes:
+async def tell_error(error: Exception) -> bytes:
     """Return the event that ends a stream which cannot go on; the response itself may."""
     told = http_error(error).body["error"]
     names = ("code", "message", "param")
@@ -136,7 +139,7 @@ class BackgroundAnswers:
         told = await reply.queue()
         queued = JSONResponse(told[-1]["response"])
         running = self._running[reply.id] = RunningAnswer(reply)
-        running.tell(*told)
+        await running.tell(*told)
         # An empty context: Serve cancels calls that are made in that of a request with the request.
         context = contextvars.Context()
         context.run(TENANT.set, tenant)
@@ -165,9 +168,13 @@ class BackgroundAnswers:
                         events = places(await feed.begin(self._silence_s()))
                         async for event in reply.tell(events):
                             if event is not None:
-                                running.tell(event)
+                                await running.tell(event)
                 except Exception as error:
-                    running.tell(*await reply.fail(fail(error)))
+                    await running.tell(*await reply.fail(fail(error)))
+        except asyncio.CancelledError:
+            if running.is_cancelled:
+                await running.tell(*reply.cancel())
+            raise
         finally:
             del self._running[reply.id]
             running.end()
@@ -208,10 +215,8 @@ class BackgroundAnswers:
     def stop(self, response_id: str, *, is_deleted: bool = False) -> None:
         """Stop to answer a response that was cancelled or deleted, if it is answered here."""
         running = self._running.get(response_id)
-        if running is not None and not running.reply.is_ending:
-            if not is_deleted:
-                running.tell(*running.reply.cancel())
-            running.give_up()
+        if running is not None:
+            running.give_up(is_cancelled=not is_deleted)
 
     async def finish(self) -> None:
         """Wait until all that is being answered has ended."""

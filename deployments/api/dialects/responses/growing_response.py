@@ -127,7 +127,9 @@ class GrowingResponse:
         if not self._has_begun:
             yield from self.begin()
         ended = self.snapshot | {"status": status, "error": error}
-        yield self._tell(f"response.{status}", response=ended)
+        # OpenAI's SDKs know no event for a cancelled response; its status tells it apart.
+        kind = "incomplete" if status == "cancelled" else status
+        yield self._tell(f"response.{kind}", response=ended)
 
     def _add_item(self, prefix: str, item: Json) -> Iterator[Json]:
         yield from self._end_item()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -42,7 +43,7 @@ class ResponsesReply:
 
     Attributes:
         body: What was asked for.
-        is_ending: Whether a response in the background is being kept as it ended, or given up.
+        is_ending: Whether the response is being kept as it ended, or given up.
     """
 
     media_type = "text/event-stream"
@@ -87,7 +88,13 @@ class ResponsesReply:
     async def render(self, events: Events) -> AsyncIterator[bytes]:
         """Yield the events, and empty lines in silence or progress."""
         async for each in self.tell(events):
-            yield b"\n\n" if each is None else frame(each)
+            yield b"\n\n" if each is None else await self.render_event(each)
+
+    async def render_event(self, event: Json) -> bytes:
+        """Return an event as it is now, made in a thread if it tells all that was answered."""
+        # Four of the last events do, with its log-probabilities: megabytes. Others are small, and
+        # tell of what grows on meanwhile.
+        return await asyncio.to_thread(frame, event) if self.is_ending else frame(event)
 
     def render_error(self, body: Json) -> bytes:
         """Return the events that end a stream with an error."""
@@ -167,8 +174,8 @@ class ResponsesReply:
 
     async def _keep(self, ended: Json) -> bool:
         """Keep a response that has ended, unless it is not this server's any more."""
+        self.is_ending = True
         if self._asked.body.background:
-            self.is_ending = True
             return await self._memory.end(Growth(self._asked.tenant, ended, self._growing.steps))
         items = name_items(self._asked.items, self._unique)
         await self._memory.keep(self._asked, ended, items, self._growing.steps)

@@ -66,6 +66,16 @@ class TestAsk:
         for expected in ("fused", "6 of 9 tokens accepted (67%)", "notes [0:40]", "100 read"):
             assert expected in shown
 
+    def test_who_wrote_each_token(self, serve):
+        cited = replace(receipt(is_explained=True), chunks=(ChunkUsed("c1", "notes", 1, 0, 5),))
+        server = serve(STARTED, TextDelta(0, "Hello", (), "stop"), Finished(cited))
+        shown = rapid("ask", "Who?", "--url", server.url, "--explain").stdout
+        (asked,) = server.orchestrator.requests
+        assert (asked.explain, asked.explains_prompts) == (True, False)
+        rows = [line.split() for line in shown.splitlines()]
+        assert ["'Hello'", "drafted", "0.2500", "0.5000", "0.4000", "1"] in rows
+        assert ["''", "corrected", "1.0000", "0.0000", "1.0000"] in rows
+
     def test_what_replay_needs_is_written_to_a_file(self, serve, tmp_path):
         explanation = Explanation((1, 2), (3,), (), ((4, 5),), (("drafted", "corrected"),))
         told = replace(receipt(), explanation=explanation)
@@ -202,7 +212,7 @@ class TestAsk:
         assert rapid("ask", "Who?", "--url", server.url).exit_code == 0
 
     def test_no_server(self, monkeypatch):
-        monkeypatch.setattr("deployments.cli.server_process.running_pid", lambda: None)
+        monkeypatch.setattr("deployments.cli.server.server_process.running_pid", lambda: None)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         result = rapid("ask", "Who?", "--url", f"http://127.0.0.1:{port}")
@@ -210,7 +220,7 @@ class TestAsk:
         assert "make run" in result.stderr
         result = rapid("ask", "Who?", "--url", f"https://127.0.0.1:{port}")
         assert "so write http://" in result.stderr
-        monkeypatch.setattr("deployments.cli.server_process.running_pid", lambda: 123)
+        monkeypatch.setattr("deployments.cli.server.server_process.running_pid", lambda: 123)
         result = rapid("ask", "Who?", "--url", f"http://127.0.0.1:{port}")
         assert "this folder's is running" in result.stderr
         assert "make run" not in result.stderr

@@ -30,12 +30,12 @@ def test_only_the_pages_that_are_missing_are_computed() -> None:
     prefill.advance()
     (fed,) = prefill.feeds(64)
     assert (fed.position, list(fed.token_ids)) == (PAGE_TOKENS, prompt[8:16].tolist())
-    assert lease.num_read == PAGE_TOKENS
+    assert lease.read_so_far == (PAGE_TOKENS, PAGE_TOKENS)
     prefill.take(torch.empty(0))
     prefill.advance()
     assert prefill.is_done
     assert prefill.result.num_cached_tokens == 3 * PAGE_TOKENS
-    assert lease.num_read == 4 * PAGE_TOKENS
+    assert lease.read_so_far == (4 * PAGE_TOKENS, 3 * PAGE_TOKENS)
 
 
 def test_a_prefill_that_was_dropped_amid_a_page_begins_the_page_again() -> None:

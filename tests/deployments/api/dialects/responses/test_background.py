@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Any
 
 import openai
 import pytest
+from openai.types.responses import ResponseIncompleteEvent
 
+from deployments.api.dialects.responses import responses_reply
+from deployments.api.dialects.responses.responses_reply import frame
 from deployments.api.ingress import Ingress
 from deployments.config.tenants import TENANT
 from library import running_responses
@@ -18,7 +22,7 @@ from library.library_access import LibraryAccess
 from rapid.errors import LibraryUnavailable, PromptTooLong, TargetUnavailable
 from rapid.events import Finished, TextDelta
 from tests.deployments.api.dialects.responses.test_responses_by_sdk import CALLS, WEATHER
-from tests.deployments.api.files.test_files_by_sdk import World, world
+from tests.deployments.api.files.test_files_by_sdk import World, world  # pytest.mark.slow
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 from tests.deployments.serving import served
 
@@ -183,11 +187,44 @@ async def test_a_response_is_cancelled_by_any_ingress_and_says_what_it_said(
     await taking._background.finish()
     assert world.service.given_up.is_set()
     assert (await client.responses.retrieve(made.id)).status == "cancelled"
-    told = await follow(client, made.id)
-    assert told[-1]["type"] == "response.cancelled"
+    *_, last = [each async for each in await client.responses.retrieve(made.id, stream=True)]
+    assert isinstance(last, ResponseIncompleteEvent)
+    assert (last.response.status, last.response.output_text) == ("cancelled", "Hello")
     with pytest.raises(openai.BadRequestError, match="is cancelled: go on from one") as refused:
         await client.responses.create(model="m", input="So?", previous_response_id=made.id)
     assert refused.value.param == "previous_response_id"
+
+
+async def test_who_follows_a_cancelled_response_is_told_its_end(world: World):
+    Halves(world)
+    client = world.client()
+    made = await client.responses.create(**ASK)
+    following = asyncio.create_task(follow(client, made.id))
+    await until_it_says(client, made.id, "Hello")
+    await client.responses.cancel(made.id)
+    told = await following
+    assert [each["sequence_number"] for each in told] == [*range(len(told))]
+    assert told[-1]["type"] == "response.incomplete"
+    assert told[-1]["response"]["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("background", [True, False])
+async def test_what_tells_a_whole_answer_is_written_beside_the_event_loop(
+    world: World, background: bool, monkeypatch: pytest.MonkeyPatch
+):
+    written: list[tuple[str, bool]] = []
+
+    def note(event: Any) -> bytes:
+        written.append((event["type"], threading.current_thread() is threading.main_thread()))
+        return frame(event)
+
+    monkeypatch.setattr(responses_reply, "frame", note)
+    asked = ASK | {"background": background, "stream": True}
+    told = [each async for each in await world.client().responses.create(**asked)]
+    kinds = [kind for kind, _ in written]
+    assert kinds == [each.type for each in told]
+    at = kinds.index("response.output_text.done")
+    assert [on_loop for _, on_loop in written] == [each < at for each in range(len(kinds))]
 
 
 async def test_one_that_has_ended_is_not_cancelled(world: World):
