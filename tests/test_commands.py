@@ -66,6 +66,7 @@ FOR_HELP = {
     "rapid drain": "drains a node of a running Ray",
     "benchmarks.serving.own_text": _HUB,
     "benchmarks.serving.served_draft_length": _MINUTES,
+    "benchmarks.serving.first_byte": "starts the application, as serving.load does",
     "benchmarks.serving.startup": "starts the application and no more, as serving.load does",
     "evaluation.reports.report": "needs a run of an evaluation",
     "rapid apply": _SERVER,
