@@ -2,19 +2,16 @@
 
     python -m benchmarks.decoding.chunk_kv [--quick] [--threads 2]
 
-first block  from the request to the drafter's first block of 10 tokens, over 2,048 retrieved tokens
-             in passages of 128, `together` as in any prompt, `apart` where each is read for the
-             first time, and `seen` where each was, in another order and for another question
-follow-ups   tokens that the drafter reads anew on the second and later questions about a real
-             document, each asked behind the last one in a chat, with passages in document order
-             and in the order of the cache
-overlap      sum min(p, q) along answers drawn from the target, read apart over read together, as
-             the gate at start measures it: the embedded pair on generated documents, SmolLM2-135M
-             drafting for itself on real ones
+first block  from the request to the drafter's first 10 tokens, over 2,048 retrieved ones: read
+             `together`, `apart` where each passage of 128 is new, and `seen` where each was read
+             before, in another order and for another question
+follow-ups   tokens that the drafter reads anew on later questions about a real document, each asked
+             in a chat behind the last one, with passages in the order of document and of cache
+overlap      sum min(p, q) as the gate at start measures it, read apart over read together: the
+             embedded pair on generated text, SmolLM2-135M drafting for itself on real text
 
-The times are of SmolLM2-135M's shape with random weights, in turn within a repetition; a ratio is
-the median of the repetitions' own. It takes half an hour on two quiet cores; `--quick` takes a
-smaller model and asks less.
+Times are of SmolLM2-135M's shape with random weights, in turn within a repetition; a ratio is the
+median of the repetitions' own. `--quick` takes a smaller model and asks less.
 """
 
 from __future__ import annotations
@@ -58,15 +55,16 @@ class FirstBlocks:
 
     def __init__(self, options: argparse.Namespace) -> None:
         model = random_model("float32", **(SMALL if options.quick else SHAPE))
-        most = (HEAD + options.retrieved + QUESTION + 79) // 16 * 16  # whole pages
+        retrieved = 512 if options.quick else 2048
+        most = (HEAD + retrieved + QUESTION + 79) // 16 * 16  # whole pages
         changes = {"max_context": most, "kv_cache_tokens": most, "threads": options.threads}
         # Room for one prompt, so that no pages are found again: only passages are.
-        changes |= {"passage_cache_tokens": options.retrieved, "lease_ttl_s": 3600.0}
+        changes |= {"passage_cache_tokens": retrieved, "lease_ttl_s": 3600.0}
         config = model.ours.config.model_copy(update=changes)
         self.engine = Engine(model.ours, config, is_watched=False)
         self._random = np.random.default_rng(0)
         self._head = self._draw(HEAD)
-        self.passages = [self._draw(PASSAGE) for _ in range(options.retrieved // PASSAGE)]
+        self.passages = [self._draw(PASSAGE) for _ in range(retrieved // PASSAGE)]
 
     def _draw(self, length: int) -> Any:
         return self._random.integers(10, VOCAB, length)
@@ -78,9 +76,8 @@ class FirstBlocks:
         sampling = SamplingConfig(temperature=0.0, seed=0)
         terms = Terms("local", sampling, SpeculationConfig(eta=0.0), 32)
         spans = tuple(pairwise(ends)) if is_apart else ()
-        request, engine = LeaseRequest("a", terms, prompt, passages=spans), self.engine
-        began = time.perf_counter()
-        await engine.open(request)
+        engine, began = self.engine, time.perf_counter()
+        await engine.open(LeaseRequest("a", terms, prompt, passages=spans))
         await engine.prefill("a")
         await engine.draft("a", 0, None, BLOCK)
         taken_s = time.perf_counter() - began
@@ -140,7 +137,7 @@ def ask_text(name: str, question: str, before: str | None = None) -> GenerateReq
 def measure_pair(pair: Pair, requests: list[GenerateRequest]) -> dict[str, Any]:
     """Return the overlap read apart as a share of that read together, with its 95 % interval."""
     pair._loop.run(pair._services.gate.end)
-    found = []
+    found = list[tuple[float, float, int]]()
     for seed, asked in enumerate(requests):
         measure = partial(measure_overlaps, pair._services, asked, seed)
         with suppress(RapidError):  # nothing was retrieved
@@ -165,12 +162,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--retrieved", type=int, default=2048, help="tokens of all passages")
     parser.add_argument("--questions", type=int, default=60, help="for each overlap")
     parser.add_argument("--quick", action="store_true", help="print a smaller measurement")
     options = parser.parse_args()
     if options.quick:
-        options.repeats, options.questions, options.retrieved = 1, 2, 512
+        options.repeats, options.questions = 1, 2
     times = asyncio.run(FirstBlocks(options).measure(options.repeats))
     read = asyncio.run(count_follow_ups(2 if options.quick else 99))
     overlaps, generated = {}, [*map(ask_generated, range(options.questions))]
@@ -182,27 +178,22 @@ def main() -> None:
         asked = random.Random(0).sample(asked, options.questions)
         with rapid.open(engine_of(SMOLLM2, options), retrieval=FOR_TEXT) as pair:
             overlaps[SMOLLM2] = measure_pair(pair, asked)
-    first = {name: spread(each) for name, each in times.items()}
     over = {name: ratios(times[name], times["together"]) for name in ("apart", "seen")}
     means = {name: round(statistics.mean(each)) for name, each in read.items()}
     report = {
         "settings": settings(options),
-        "first_block_s": first,
+        "first_block_s": {name: spread(each) for name, each in times.items()},
         "over_together": over,
         "follow_ups_read_anew": means | {"ratio": round(means["cache"] / means["document"], 3)},
         "overlaps": overlaps,
     }
-    rows = [[name, shown(each), shown(over[name]) if name in over else ""]
-            for name, each in first.items()]  # fmt: skip
-    text = table(["first block", "seconds: median (least to most)", "over together"], rows)
-    text += (
-        f"\nTokens of a follow-up question read anew, mean: {report['follow_ups_read_anew']}\n\n"
-    )
-    columns = ["questions", "together", "kept", "interval"]
-    rows = [[name, *(each[key] for key in columns)] for name, each in overlaps.items()]
-    text += table(["overlap", *columns], rows)
-    title = "A drafter that reads each passage once"
-    keep(None if options.quick else "chunk_kv", title, text, report)
+    rows = [[name, shown(spread(each))] for name, each in times.items()]
+    rows += [[f"{name} over together", shown(each)] for name, each in over.items()]
+    text = table(["first block", "seconds, or the ratio: median (least to most)"], rows)
+    text += f"\nTokens of follow-ups read anew, mean: {report['follow_ups_read_anew']}\n\n"
+    rows = [[name, *each.values()] for name, each in overlaps.items()]
+    text += table(["overlap", "questions", "together", "kept", "interval"], rows)
+    keep(None if options.quick else "chunk_kv", "Passages read once", text, report)
 
 
 if __name__ == "__main__":
