@@ -72,7 +72,8 @@ def judge_by_rows(question: ToJudge) -> Judgement:
         if not outcome.is_sure:
             alone = question.by_specification(row, log_odds, num_rows=1)
             token, is_accepted = alone.token_ids[0], alone.num_accepted == 1
-            log_odds, of_token = alone.log_odds, alone.probs
+            log_odds = alone.log_odds
+            of_token = alone.probs
             num_specified += 1
         elif draw.speculation.is_witnessed:
             log_odds = update_log_odds(log_odds, outcome.target_prob, outcome.told_prob)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -168,6 +169,11 @@ async def test_a_witnessed_answer_is_served_as_it_runs_in_process(
         max_tokens=40,
         sampling=SamplingConfig(seed=5),
         speculation=SpeculationConfig(transfer="adaptive"),
+        num_logprobs=0,
     )
     assert read.witness_prompt_ids == read.drafter_prompt_ids  # one template, one tokenizer
     assert tokens(events) == in_process.token_ids
+    told = [token.sampled for token in read.tokens[0]]  # at either site, and by a new target
+    fused = [math.exp(each.logprob) for each in in_process.logprobs or ()]
+    assert told == pytest.approx(fused[: len(told)], rel=1e-4, abs=1e-5)
+    assert all(token.target is not None and token.drafter is not None for token in read.tokens[0])
