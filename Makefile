@@ -2,10 +2,11 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-CONFIG ?= serve_config.yaml
+# Two models by name, one of which reads English text, where that one has been fetched.
+CONFIG ?= cluster/configs/with-own-text.yaml --fallback serve_config.yaml
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: install lint check test test-slow test-gpu test-mutants test-security test-clients test-console test-compliance test-faults test-faults-quick test-faults-nodes run run-text stop bench bench-quick bench-fairness eval eval-quick eval-text manifests docs test-dashboard clean
+.PHONY: install lint check test test-slow test-gpu test-mutants test-security test-clients test-console test-compliance test-faults test-faults-quick test-faults-nodes run stop bench bench-quick bench-fairness eval eval-quick eval-text manifests docs test-dashboard clean
 
 install: .venv/.installed
 
@@ -49,7 +50,7 @@ test-security: install # the tests that docs/security.md names; five minutes
 test-clients: install  # eleven unmodified clients against the shipped application; installs them the first time
 	$(BIN)/python -m tests.clients
 
-test-console: install  # five minutes; the console in a headless Chromium, which this machine must have
+test-console: install  # eight minutes; the console in a headless Chromium, which this machine must have
 	$(BIN)/python -m tests.console
 
 test-compliance: install  # the suite of Open Responses: SUITE=a checkout of its repository, which the help names
@@ -70,11 +71,7 @@ test-faults-nodes: install  # ten minutes, as root on Linux; several nodes in na
 run: install         # until Ctrl-C or `make stop`
 	@$(BIN)/rapid serve $(CONFIG)
 
-run-text: install    # your own English text; fetches two small models (176 MB) the first time
-	@$(BIN)/rapid models get smollm2-135m all-minilm-l6-v2
-	@$(BIN)/rapid serve cluster/configs/own-text.yaml
-
-stop:                # ends what `make run` or `make run-text` started, nothing else
+stop:                # ends what `make run` started, nothing else
 	@test ! -x $(BIN)/rapid || $(BIN)/rapid stop
 
 # Each script says what it measures and how long it takes, and keeps its results.

@@ -288,6 +288,7 @@ class EngineMetrics:
         for tier, held, came_back in (
             ("host", status.host_tokens, "host_tokens_restored"),
             ("disk", status.disk_tokens, "disk_tokens_read"),
+            ("passages", status.passage_tokens, "passage_tokens_placed"),
         ):
             self._tier_tokens.set(held, {"tier": tier})
             _raise(self._tier_hits, self._growth(status, came_back), {"tier": tier})

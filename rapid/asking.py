@@ -16,6 +16,7 @@ from rapid.errors import BadRequest
 from rapid.messages import GenerateRequest
 from rapid.requests import (
     Documents,
+    Explained,
     MethodFields,
     SamplingFields,
     bad_request,
@@ -66,6 +67,7 @@ class AskSettings(TypedDict, total=False):
     draft_top_k: int | None
     refresh: bool | None
     citations: bool | None
+    explain: Explained | None
     penalize_documents: bool | None
     too_long: TooLong | None
     truncation: Literal["auto", "disabled"] | None
@@ -162,6 +164,7 @@ def as_request(
         is_streamed=is_streamed,
         speculation=asked.as_speculation(),
         citations=bool(asked.citations),
+        **asked.as_explanation(),
         penalize_documents=bool(asked.penalize_documents),
         tools=asked.read_tools(sampling),
         **sampling,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -179,12 +179,26 @@ def local_path(model: str) -> str:
         return model
     if isinstance(entry, CatalogueRepository):
         return entry.repository
-    if not entry.path.exists():
-        raise ConfigurationError(
-            f"model {model!r} has not been fetched to {entry.path.parent}: "
-            f"run `rapid models get {entry.name}`"
-        )
+    check_fetched([model])
     return str(entry.path)
+
+
+def check_fetched(models: Iterable[str]) -> None:
+    """Check that those of the models that are files of the catalogue lie here.
+
+    Raises:
+        ConfigurationError: Some do not; the message has the one command that fetches all of them.
+    """
+    entries = (_entry(model) for model in dict.fromkeys(models))
+    missing = [
+        entry for entry in entries if isinstance(entry, CatalogueFile) and not entry.path.exists()
+    ]
+    if missing:
+        names, verb = [entry.name for entry in missing], "has" if len(missing) == 1 else "have"
+        raise ConfigurationError(
+            f"{' and '.join(map(repr, names))} {verb} not been fetched to {models_folder()}: run "
+            f"`rapid models get {' '.join(names)}`"
+        )
 
 
 def check_weights(model: str) -> None:

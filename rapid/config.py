@@ -277,6 +277,10 @@ class EngineConfig(Frozen):
         host_cache_tokens: Size, in tokens, of the cache in host memory for the KV of prompts that
             were evicted from the pool. Long documents are restored from it instead of being
             prefilled again, unless that was measured to be slower. 0 disables it.
+        passage_cache_tokens: Size, in tokens, of the cache in host memory for the KV of retrieved
+            passages, each of which a drafter then reads once, by itself, for answers that are the
+            target's own (``docs/decisions/chunk-kv.md``). For drafters that read thousands of
+            retrieved tokens. 0 reads passages together.
         disk_cache_folder: Folder on a local disk in which the KV of prompts is kept, also over
             restarts, in a folder for each tenant. It passes through the host cache. None keeps
             nothing on disk.
@@ -307,6 +311,7 @@ class EngineConfig(Frozen):
     kv_cache_dtype: KVCacheDtype = "auto"
     kv_cache_tokens: int = Field(32768, ge=16)
     host_cache_tokens: int = Field(0, ge=0)
+    passage_cache_tokens: int = Field(0, ge=0)
     disk_cache_folder: str | None = Field(None, min_length=1)
     disk_cache_gib: Finite | None = Field(None, gt=0)
     page_tokens: int = Field(16, ge=1, le=1024)
@@ -377,6 +382,7 @@ class VllmConfig(Frozen):
     # vLLM decides by itself what these say of an `EngineConfig`.
     deterministic: ClassVar[bool] = False
     disk_cache_folder: ClassVar[None] = None
+    passage_cache_tokens: ClassVar[int] = 0
     threads: ClassVar[None] = None
     lease_ttl_s: ClassVar[float] = 60.0  # the default of an `EngineConfig`
 

@@ -43,6 +43,8 @@ class EngineStatus:
         tokens_drawn: Tokens drawn from the model's distribution or judged; of `tokens_specified` no
             fast form was sure, so the specification decided (``docs/algorithm.md``).
         host_tokens: Tokens whose KV is in host memory; `host_tokens_restored` came back from there.
+        passage_tokens: Tokens of passages whose KV is kept; `passage_tokens_placed` were put into
+            prompts from there.
         disk_tokens: Tokens whose KV is in files; `disk_tokens_read` came back from there.
     """
 
@@ -68,6 +70,8 @@ class EngineStatus:
     tokens_specified: int = 0
     host_tokens: int = 0
     host_tokens_restored: int = 0
+    passage_tokens: int = 0
+    passage_tokens_placed: int = 0
     disk_tokens: int = 0
     disk_tokens_read: int = 0
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rapid.chat_messages import DocumentRef, Message, ThinkingRequest, Tools
-from rapid.receipt import Origin
+from rapid.receipt import MOST_EXPLAINED, Origin, TokenProbs
 
 if TYPE_CHECKING:  # `benchmarks/gpu.py` runs without pydantic
     from rapid.config import (
@@ -82,6 +82,8 @@ class GenerateRequest:
         num_logprobs: Number of alternatives beside each token's log-probability: None for no
             log-probabilities, 0 for those of the chosen tokens only.
         is_streamed: Whether the caller receives the answer while it is generated.
+        explain: Whether the receipt says of each token who wrote it, and `explains_prompts` whether
+            with the token ids of the prompts, from which it can be computed again.
         date: Date for chat templates that state one; the day of the request unless the caller
             names another. It is fixed once, so that all prompts of the request agree.
         cache_salt: Part of the names of the prompt's pages: a tenant's requests share KV by salt.
@@ -121,6 +123,7 @@ class GenerateRequest:
     is_streamed: bool = False
     speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
     explain: bool = False
+    explains_prompts: bool = True
     call_id: str = field(default_factory=new_call_id, compare=False)
     date: datetime.date = field(default_factory=utc_day)
     cache_salt: str = ""
@@ -176,6 +179,7 @@ class Terms:
         priority: Place among the tenant's own requests that wait; the smaller, the sooner.
         prompt_set: The tokens of the prompt of the model that answers (`pack_tokens`), where a
             setting is about them: what the others read is not theirs to count.
+        explains: Whether verdicts say how likely their tokens were.
     """
 
     tenant: str
@@ -192,6 +196,11 @@ class Terms:
     weight: int = 1
     prompt_set: bytes = b""
     priority: int = 0
+    explains: bool = False
+
+    def explains_at(self, position: int) -> bool:
+        """Return whether the tokens from a generated position on are explained."""
+        return self.explains and position < MOST_EXPLAINED
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +220,8 @@ class LeaseRequest:
         traceparent: Place in the request's trace (W3C) of the lease's calls; empty if not traced.
         masks: Per choice, positions [a, b) of the prompt that its committed tokens do not see.
         scored_from: First token of the prompt whose log-probability is wanted; None for none.
+        passages: Positions [a, b) of the prompt, in order, that a drafter's engine may read each by
+            itself (`rapid.engines.kv.passages`); only where the answer ignores what is drafted.
     """
 
     lease_id: str
@@ -224,6 +235,7 @@ class LeaseRequest:
     traceparent: str = ""
     masks: tuple[tuple[int, int], ...] = ()
     scored_from: int | None = None
+    passages: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +248,8 @@ class PrefillReceipt:
         scores: Per mask, the model's own log-probability of each committed token; else none.
         prompt_scores: The model's own log-probabilities of the prompt's tokens, from `scored_from`
             or the second on; the first has none, since nothing precedes it.
+        num_placed_tokens: Tokens of passages that were read for an earlier prompt.
+        reads_apart: Whether the passages that the request names were read each by itself.
     """
 
     lease_id: str
@@ -244,6 +258,8 @@ class PrefillReceipt:
     kv_cache_dtype: KVCacheDtype = "auto"
     scores: tuple[tuple[float, ...], ...] = ()
     prompt_scores: tuple[TokenLogprobs, ...] = ()
+    num_placed_tokens: int = 0
+    reads_apart: bool = False
 
 
 class ReadSoFar(NamedTuple):
@@ -321,6 +337,7 @@ class Verdict:
         log_odds: Log odds of drafter against target on the answer so far (``adaptive`` only).
         draft_ms: Milliseconds that drafting took, as `verify_ms` are those of verification.
         num_forced: See `DraftBlock`.
+        probs: How likely each token was, where `Terms.explains`; else none.
     """
 
     lease_id: str
@@ -335,6 +352,7 @@ class Verdict:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     num_forced: int = 0
+    probs: tuple[TokenProbs, ...] = ()
 
     @property
     def origins(self) -> tuple[Origin, ...]:

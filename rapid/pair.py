@@ -15,6 +15,7 @@ and from several threads.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from typing import Self
 from typing_extensions import Unpack
 
 from rapid.answering.answers import join_neighbours
+from rapid.answering.passage_gate import PassageGate
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.request import RequestRun
 from rapid.answering.services import Pools, Services
@@ -342,7 +344,12 @@ def open_pair(
             ),
             prompts=prompts,
             patience=Patience(config.drafter_hangs_s),
+            gate=PassageGate(
+                is_wanted=own_drafting is None and configs[-1].passage_cache_tokens > 0
+            ),
         )
+        opening.callback(loop.run, services.gate.end)
+        loop.run(functools.partial(_begin_gate, services))
         return Pair(services, loop, opening.pop_all(), temperature)
 
 
@@ -370,6 +377,10 @@ def _read_paths(documents: Sequence[str | Document | Path]) -> Sequence[str | Do
         else:
             found.append(given)
     return found
+
+
+async def _begin_gate(services: Services) -> None:
+    services.gate.begin(services)
 
 
 def _pool(opening: ExitStack, model: LoadedModel, vocab_size: int | None) -> LocalPool:

@@ -89,7 +89,7 @@ def plan_drafter_chat(
         messages: The chat, with at least one user message.
         budget_tokens: Tokens that retrieval may fill.
         count_tokens: Token count of the target's tokenizer.
-        question: The end of the last user message to keep, from `rapid.answering.query`;
+        question: The end of the last user message to keep, from `rapid.answering.excerpts.query`;
             None keeps the whole message.
 
     Raises:
@@ -154,8 +154,9 @@ def plan_drafter_chat(
 
 
 def drafter_messages(plan: DrafterPlan, chunks: Iterable[Passage]) -> tuple[Message, ...]:
-    """Return the drafter's chat, with `chunks` (in document order) in place of the long parts.
+    """Return the drafter's chat, with `chunks` in place of the long parts.
 
+    Chunks of one document stand in the order given, which is theirs in it unless there is a reason.
     A document without a chunk is left out, and so is a system message that consisted of it alone.
 
     Raises:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # `benchmarks/gpu.py` runs without pydantic
     from rapid.config import Contract, Coupling, KVCacheDtype, Mode
 
 Origin = Literal["drafted", "corrected", "bonus", "target"]
+Writer = Literal["drafted", "corrected", "bonus", "target", "drafter"]
 Failover = Literal[
     "orchestrator lost", "target lost", "target hung", "drafter lost", "drafter hung"
 ]
@@ -34,6 +35,8 @@ Cause = Literal[  # of a mode; metrics have it as a label, so it never holds a n
     "no drafter",
     "drafter lost",
 ]
+
+MOST_EXPLAINED = 1000  # tokens of an answer that are explained one by one: some 150 KB of JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +96,72 @@ class Citations:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenProbs:
+    """Probabilities of a committed token before the request's filters; None if not computed.
+
+    Attributes:
+        target: p, the target's.
+        drafter: q, that of the proposal which its position was drafted from.
+        sampled: That of the distribution which the answer follows: p_hat, or p of a token that was
+            not drafted. Under the rule `paper`, the p_hat that the drafted token was judged by.
+    """
+
+    target: float | None = None
+    drafter: float | None = None
+    sampled: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedToken:
+    """One token of an answer: who wrote it, how likely it was, and where its words stand.
+
+    Attributes:
+        text: What the token added to the text of the answer, or of the thinking before it. It is
+            empty while a character or a stop string is incomplete; the token that decides has all.
+        writer: Its origin; `drafter` in mode `rag`, where the drafter answers alone.
+        passage: Id of the retrieved passage in which the words around it stand, or None.
+        is_thinking: Whether `text` is of the thinking.
+    """
+
+    text: str
+    writer: Writer
+    target: float | None = None
+    drafter: float | None = None
+    sampled: float | None = None
+    passage: str | None = None
+    is_thinking: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PassagesRead:
+    """How a drafter read the passages of its prompt.
+
+    Attributes:
+        reading: `apart`: each by itself. `together`: as any text; `reason` says why.
+        reused_tokens: Those of passages that were read for earlier prompts.
+    """
+
+    reading: Literal["apart", "together"]
+    reused_tokens: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
-    """The token ids from which an answer can be recomputed offline, one tuple per choice."""
+    """The token ids from which an answer can be recomputed offline, one tuple per choice.
+
+    Attributes:
+        tokens: The first `MOST_EXPLAINED` tokens of each choice.
+        truncated: Whether a choice has more.
+    """
 
     target_prompt_ids: tuple[int, ...]
     drafter_prompt_ids: tuple[int, ...]
     witness_prompt_ids: tuple[int, ...]
     token_ids: tuple[tuple[int, ...], ...]
     origins: tuple[tuple[Origin, ...], ...]
+    tokens: tuple[tuple[ExplainedToken, ...], ...] = ()
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +222,7 @@ class Receipt:
         application: Name of the application that answered, where there are two beside each other.
         ignored: Names of the request's fields that changed nothing.
         joined_query: What was searched for, if it is the question with those before it.
+        passages: How the drafter read them, where it may read each by itself; else None.
     """
 
     mode: Mode
@@ -197,6 +259,7 @@ class Receipt:
     application: str | None = None
     ignored: tuple[str, ...] = ()
     joined_query: str | None = None
+    passages: PassagesRead | None = None
 
     def __str__(self) -> str:
         """Return the receipt in a few lines; `repr` has all of it."""

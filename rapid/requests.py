@@ -318,6 +318,10 @@ class SamplingFields(Fields):
         return {"temperature": default_temperature} | given
 
 
+Explained = Literal["tokens", "writers", "none"]
+"""What a receipt explains; `writers` leaves the ids of the prompts out."""
+
+
 class MethodFields(Fields):
     """The settings of retrieval and speculation; None leaves a field to the configuration."""
 
@@ -334,6 +338,7 @@ class MethodFields(Fields):
     too_long: TooLong | None = None
     truncation: Literal["auto", "disabled"] | None = None
     citations: bool | None = None
+    explain: Explained | None = None
     penalize_documents: bool | None = None
 
     @field_validator(*PAPER)
@@ -350,6 +355,13 @@ class MethodFields(Fields):
         if query is not None and not query.strip():
             refuse("query", "is empty: leave it out to search for the last user message")
         return query
+
+    def as_explanation(self) -> dict[str, Any]:
+        """Return the fields of a request that say what its receipt explains."""
+        return {
+            "explain": self.explain in ("tokens", "writers"),
+            "explains_prompts": self.explain != "writers",
+        }
 
     def as_speculation(self) -> SpeculationRequest:
         """Return the fields that concern speculation."""

@@ -23,7 +23,7 @@ _RAPID = re.compile(rf"(?:^|(?<!-n)[ /@(])rapid ([a-z][a-z-]+){_REST}")  # not k
 _GROUPS = ("documents", "keys", "models")
 
 Command = tuple[str, frozenset[str]]
-"""The name of a command, such as `benchmarks.engine.rings` or `rapid plan`, and its options."""
+"""The name of a command, such as `benchmarks.serving.load` or `rapid plan`, and its options."""
 
 
 def commands() -> dict[str, dict[str, set[str]]]:

@@ -75,6 +75,15 @@ def end_ray() -> None:
         ray.shutdown()
 
 
+def end_application(fixture: str) -> None:
+    """End the application of a fixture, if it runs."""
+    from ray import serve
+
+    name = {"fakes": FAKES, "application": REAL}[fixture]
+    if name in serve.status().applications:
+        serve.delete(name)
+
+
 @pytest.fixture(scope="session")
 def application(ray_cluster: str) -> str:
     """The application of `serve_config.yaml`, but that it always drafts; its HTTP address.

@@ -20,34 +20,28 @@ from tests.commands import ROOT, commands, commands_in
 
 _HUB = "needs models of the hub"
 _SERVER = "needs a server"
+_KEY_ID = "needs the id of a key; tests/deployments/cli/operating/test_keys.py has one"
 _MINUTES = "takes minutes at the least"
 
 SMALLEST = {
     "benchmarks.decoding.sampling": "--quick --repeats 1",
     "benchmarks.serving.load": "--documents 1 --tokens 200 --modes plain --rates 1 --requests 2 "
     "--repeats 1",
+    "benchmarks.decoding.chunk_kv": "--quick",
     "benchmarks.decoding.decode": "--quick --cases 1",
-    "benchmarks.decoding.determinism": "--quick",
-    "benchmarks.decoding.planned": "--quick",
+    "benchmarks.decoding.determinism": "--questions 1",
+    "benchmarks.decoding.explained": "--quick",
+    "benchmarks.decoding.planned": "--quick --cases 1",
     "benchmarks.decoding.grammars": "--quick",
     "benchmarks.engine.cpu_attention": "--quick",
     "benchmarks.engine.first_token": "--lengths 1024 --repeats 1",
-    "benchmarks.engine.kernel_resources": "--quick",
-    "benchmarks.engine.kv_fp8": "--quick",
-    "benchmarks.engine.rings": "",
-    "benchmarks.engine.step_counts": "",
     "benchmarks.engine.scheduling": "--prompt 512 --repeats 1",
-    "benchmarks.method.cited_answers": "--quick",
-    "benchmarks.method.follow_ups": "--quick",
-    "benchmarks.gpu": "--smoke --minutes 0.1",
     "benchmarks.pictures.readme_pictures": "",
     "benchmarks.pictures.request_trace": "",
     "benchmarks.pictures.transfer_picture": "",
-    "benchmarks.serving.fairness": "--seconds 5 --repeats 1",
+    "benchmarks.serving.fairness": "--seconds 1 --repeats 1",
     "benchmarks.serving.fleet": "--quick --seconds 5",
-    "benchmarks.serving.quotas": "--quick",
-    "benchmarks.serving.stored_documents": "--quick --repeats 1",
-    "benchmarks.serving.rounds": "--rounds 40 --repeats 1",
+    "benchmarks.serving.rounds": "--rounds 20 --repeats 1",
     "rapid check-config": "serve_config.yaml",
     "rapid eval": "--list",
     "rapid hash-key": "",
@@ -61,10 +55,9 @@ SMALLEST = {
     "rapid stop": "",
 }
 FOR_HELP = {
-    "benchmarks.decoding.beside_llama_cpp": "needs llama.cpp's package",
     "benchmarks.decoding.reference": "needs a checkout of the reference code",
-    "benchmarks.engine.kv_fp8_models": _HUB,
-    "benchmarks.engine.quantized": _HUB,
+    "benchmarks.engine.kernel_resources": "tests/benchmarks/engine/ runs it",
+    "benchmarks.gpu": "tests/benchmarks/test_gpu.py runs it",
     "benchmarks.pictures.house": "draws what is committed, and a copy has no commits",
     "rapid doctor": "its exit status tells how the machine is",
     "rapid logs": _SERVER,
@@ -72,11 +65,12 @@ FOR_HELP = {
     "rapid drain": "drains a node of a running Ray",
     "benchmarks.serving.own_text": _HUB,
     "benchmarks.serving.served_draft_length": _MINUTES,
+    "benchmarks.serving.first_byte": "starts the application, as serving.load does",
     "benchmarks.serving.startup": "starts the application and no more, as serving.load does",
     "evaluation.reports.report": "needs a run of an evaluation",
     "rapid apply": _SERVER,
-    "rapid keys revoke": "needs the id of a key; tests/deployments/cli/test_keys.py has one",
-    "rapid keys rotate": "needs the id of a key; tests/deployments/cli/test_keys.py has one",
+    "rapid keys revoke": _KEY_ID,
+    "rapid keys rotate": _KEY_ID,
     "rapid ask": _SERVER,
     "rapid chat": _SERVER,
     "rapid documents add": _SERVER,
@@ -125,7 +119,7 @@ def test_the_pages_name_these_commands_and_no_others() -> None:
 @pytest.mark.parametrize(
     ("code", "found"),
     [
-        (".venv/bin/python -m benchmarks.engine.rings", ("benchmarks.engine.rings", set())),
+        (".venv/bin/python -m benchmarks.serving.load", ("benchmarks.serving.load", set())),
         ("benchmarks/gpu.py --smoke", ("benchmarks.gpu", {"--smoke"})),
         (".venv/bin/rapid models get a b", ("rapid models get", set())),
         ('rapid ask "a --b" --url=x  # --c', ("rapid ask", {"--url"})),

@@ -97,9 +97,10 @@ def test_every_short_name_that_a_page_shows_is_in_the_catalogue():
 
 
 def test_the_two_small_downloads_have_one_size():
-    pages = ["README.md", "Makefile", "cluster/configs/own-text.yaml", "docs/models.md"]
+    configs = [f"cluster/configs/{name}.yaml" for name in ("own-text", "with-own-text")]
+    pages = ["README.md", "docs/start.md", "docs/models.md", *configs]
     sizes = [
-        re.findall(r"(?:fetches|downloads)[^.;]*?\(?(\d+) MB", (ROOT / page).read_text())
+        re.findall(r"(?:fetch|download)[^.;]*?\(?(\d+) MB", (ROOT / page).read_text())
         for page in pages
     ]
     assert all(sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import zlib
 from collections.abc import Awaitable, Sequence
 
@@ -24,9 +25,22 @@ class ToyModel:
         self.name, self.vocab, self.scale = name, vocab, scale
 
     def logits(self, prefix: Sequence[int]) -> torch.Tensor:
-        key = zlib.crc32(f"{self.name}:{list(prefix)}".encode())
-        noise = np.random.default_rng(key).normal(size=self.vocab)
-        return torch.from_numpy((noise * self.scale).astype(np.float32))
+        return noise(self.name, tuple(prefix), self.vocab, self.scale)
+
+
+@functools.lru_cache(2**16)  # enumerations ask for the same prefixes again and again
+def noise(name: str, prefix: tuple[int, ...], vocab: int, scale: float) -> torch.Tensor:
+    key = zlib.crc32(f"{name}:{list(prefix)}".encode())
+    numbers = np.random.default_rng(key).normal(size=vocab)
+    return torch.from_numpy((numbers * scale).astype(np.float32))
+
+
+def stack_rows(rows: Sequence[np.ndarray], fill: float) -> np.ndarray:
+    """Rows of several lengths as one array."""
+    filled = np.full((len(rows), max(map(len, rows))), fill, rows[0].dtype)
+    for place, row in enumerate(rows):
+        filled[place, : len(row)] = row
+    return filled
 
 
 class ToyDrafter:
@@ -54,23 +68,22 @@ class ToyDrafter:
         return block
 
     def block(self, prefix: Sequence[int], num_tokens: int) -> DraftBlock:
-        tokens, rows = list(prefix), []
+        tokens, all_ids, all_probs = list(prefix), [], []
         for _ in range(num_tokens):
             draw = Draw(self.sampling, self.speculation, self.choice, len(tokens))
             ids, probs = proposal(self.model.logits(tokens), draw)
             tokens.append(propose(ids, probs, draw))
-            rows.append((ids, probs))
+            all_ids.append(ids)
+            all_probs.append(probs)
             if ends_block(tokens[-1], ids, probs, self.speculation):
                 break
-        width = max(len(ids) for ids, _ in rows)
-        pad = lambda row, fill: np.pad(row, (0, width - len(row)), constant_values=fill)  # noqa: E731
         return DraftBlock(
             lease_id="toy",
             choice=self.choice,
             position=len(prefix),
             token_ids=np.array(tokens[len(prefix) :], dtype=np.int32),
-            candidate_ids=np.stack([pad(ids, -1) for ids, _ in rows]),
-            candidate_probs=np.stack([pad(probs, 0) for _, probs in rows]),
+            candidate_ids=stack_rows(all_ids, -1),
+            candidate_probs=stack_rows(all_probs, 0),
         )
 
 

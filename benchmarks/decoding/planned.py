@@ -245,9 +245,10 @@ def shown(cases: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer shapes, nothing kept")
+    parser.add_argument("--cases", type=int, help="the first so many")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    cases = QUICK_PLAIN if arguments.quick else FULL_PLAIN
+    cases = (QUICK_PLAIN if arguments.quick else FULL_PLAIN)[: arguments.cases]
     measured = asyncio.run(measure(cases, 8 if arguments.quick else 16))
     keep(
         None if arguments.quick else "planned",

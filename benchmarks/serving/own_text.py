@@ -1,12 +1,12 @@
-"""Time to the first text of questions about your own document, as `make run-text` answers them.
+"""Time to the first text of questions about your own document, by SmolLM2-135M.
 
     python -m benchmarks.serving.own_text [--dtype bfloat16]
     python -m benchmarks.serving.own_text --url http://127.0.0.1:8000
 
 needs `rapid models get smollm2-135m all-minilm-l6-v2`. The models, retrieval and settings are those
 of `cluster/configs/own-text.yaml`, in this process, without Ray; or, with `--url`, those of a
-server that `make run-text` has started and that has not read the document yet. The document is
-version 2 of the GPL, about 4,000 tokens. The first question on it is *cold*: the target reads all
+server that runs with it and has not read the document yet. The document is version 2 of the GPL,
+about 4,000 tokens. The first question on it is *cold*: the target reads all
 of it, and retrieval embeds it. After that every question is asked in one mode alone, because what
 one mode has read another finds in the cache. Modes take turns in several rounds.
 

@@ -103,7 +103,7 @@ _SHAPES: Mapping[str, str] = {
         "status:string file_counts:FileCounts"
     ),
     "Part": "type:=text text:string",
-    "StoredText": "object:string data:[Part] has_more:boolean",
+    "StoredText": "object:string data:[Part] has_more:boolean rapid:object",
     "StoredChunk": (
         "id:string object:string file_id:string tokens:integer content:[Part] rapid:object"
     ),
@@ -122,6 +122,14 @@ _SHAPES: Mapping[str, str] = {
     "Version": "version:string",
     "Health": "status:string",
     "Readiness": "ready:boolean",
+    "ServerState": (
+        "object:=server_state ready:boolean reason:string? models:object "
+        "pools:object engines:[object] metrics:[string] requests:RequestCounts"
+    ),
+    "RequestCounts": (
+        "waiting:integer answering:integer ok:integer refused:integer failed:integer "
+        "left:integer drafted:integer accepted:integer"
+    ),
     "OpenApiDocument": "openapi:string info:object paths:object components:object",
     "Key": (
         "id:string object:=api_key tenant:string name:string scopes:[string] created_at:integer "
@@ -207,6 +215,7 @@ _ANSWERS = {
     "GET /v1/admin/limits": "AllLimits",
     "POST /v1/admin/limits/{tenant}": "TenantLimits",
     "GET /v1/admin/audit": "Acts",
+    "GET /v1/admin/state": "ServerState",
     "GET /v1/usage": "UsageRows",
 }
 _MEDIA_TYPES = {  # of answers that are not JSON, or not always

@@ -28,6 +28,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.accounts.account_routes import AccountRoutes
+from deployments.api.accounts.operator_routes import OperatorRoutes, read_state
 from deployments.api.backend.continuing import Cursor, continue_events
 from deployments.api.backend.service import GenerationService
 from deployments.api.console.console_files import ConsoleFiles, tidy_path
@@ -70,7 +71,6 @@ from rapid.errors import (
     ConfigurationError,
     Overloaded,
     RapidError,
-    TargetUnavailable,
     TooManyRequests,
     Unauthorized,
 )
@@ -82,7 +82,6 @@ if TYPE_CHECKING:  # which loads Ray
 _log = logging.getLogger(__name__)
 
 _CLIENT_LEFT_STATUS = 499  # as proxies log it; it is never delivered
-_READY_S = 2.0  # less than the proxy's patience (`proxy.ready_in_time.DEADLINE_S`)
 
 # What a page of an allowed origin may read of a response, beside its body.
 _SHOWN_HEADERS = ["openai-processing-ms", "retry-after", "x-request-id"] + [
@@ -181,6 +180,7 @@ class Ingress:
                     self._route(path, handler, method, scope=scope)
                     for method, path, scope, handler in (
                         *(administration or ()),
+                        *OperatorRoutes(service, self._access),
                         *models.endpoints(),
                     )
                 ),
@@ -428,11 +428,7 @@ class Ingress:
         return describe(self._app.routes)
 
     async def _ready(self, request: Request) -> Response:
-        try:
-            async with asyncio.timeout(_READY_S):
-                state = await self._service.ready()
-        except Exception as error:  # any error means that the application is not ready
-            raise TargetUnavailable("The state of the application is not known.") from error
+        state = await read_state(self._service)
         is_ready = bool(state["ready"])
         of_all = {name: state[name] for name in ("ready", "reason") if name in state}
         is_operator = request.state.key is not None and "admin" in request.state.key.scopes

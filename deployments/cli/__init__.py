@@ -6,6 +6,7 @@ Commands import their dependencies when they run, so that ``rapid --help`` is qu
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,31 +15,36 @@ from typer.core import TyperGroup
 from deployments.cli import (
     doctor_command,
     documents_command,
-    draining,
-    evaluating,
-    init_command,
-    keys,
-    logs_command,
-    manifests_command,
     models,
-    planning,
     replaying,
     samples,
     serving,
+)
+from deployments.cli.evals import evaluating
+from deployments.cli.operating import (
+    draining,
+    keys,
+    logs_command,
+    manifests_command,
     status_command,
 )
 from deployments.cli.questions import ask_command, chat_command
+from deployments.cli.sizing import init_command, planning
 from deployments.cli.terminal import fail
 from rapid.errors import ConfigurationError
 
 
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; a configuration that it rejects ends it with the message alone."""
+        """Run a command; a configuration or file that it cannot use ends it with the message."""
         try:
             return super().invoke(ctx)
         except ConfigurationError as error:
             fail(str(error))
+        except OSError as error:
+            if error.filename is None:  # of a connection, say
+                raise
+            fail(f"{Path(error.filename).absolute()} cannot be used: {error.strerror}")
 
 
 app = typer.Typer(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from deployments.cli.server_client import KeyOption, Url, connect, give_up, refuse
+from deployments.cli.server.server_client import KeyOption, Url, connect, give_up, refuse
 from deployments.cli.terminal import (
     DEFAULT_URL,
     AsJson,

@@ -20,8 +20,9 @@ from deployments.cli.terminal import DEFAULT_URL, err, fail, note, rapid_command
 from deployments.config.tenants import is_loopback
 
 if TYPE_CHECKING:
-    from deployments.cli.server_process import ServerProcess
-    from deployments.cli.stages import Stages
+    from deployments.cli.doctor.check_result import CheckResult
+    from deployments.cli.server.server_process import ServerProcess
+    from deployments.cli.server.stages import Stages
     from deployments.config.plans import Effect
     from deployments.config.serve_config import ApplicationConfig
     from rapid.config import AnyEngineConfig
@@ -76,22 +77,30 @@ def serve(
             max=65535,
         ),
     ] = None,
+    fallback: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What is served instead where this machine lacks what CONFIG needs, such as "
+            "models that have not been fetched.",
+        ),
+    ] = None,
 ) -> None:
     """Start the application of a configuration and run it until Ctrl-C or 'rapid stop'.
 
     The exit status is 1 when the server ends by itself, or its Ray is lost.
     """
     from deployments.cli.addresses import joins_cluster
-    from deployments.cli.server_process import CannotStart, ServerProcess
-    from deployments.cli.stages import Stages
+    from deployments.cli.server.server_process import CannotStart, ServerProcess
+    from deployments.cli.server.stages import Stages
 
     began = time.monotonic()
-    checked = _examine(config)
     if metrics_port is not None and joins_cluster():
         fail(
             "--metrics-port is for a Ray that is started here: the one of RAY_ADDRESS has its "
             "own, which `ray start --metrics-export-port` sets"
         )
+    config, checked, lacking = _examine(config, fallback)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
@@ -104,6 +113,8 @@ def serve(
             _wait_until_ready(server, stopping, Stages(status, config, server.log_path))
         if not stopping.is_set():
             _say_what_next(server, checked, time.monotonic() - began)
+            if lacking:
+                note(lacking)
         _watch(server, stopping)
     finally:
         with err.status("stopping"):
@@ -126,7 +137,7 @@ def apply(
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
     from ray.exceptions import AuthenticationError
 
-    from deployments.cli.server_process import dashboard_address
+    from deployments.cli.server.server_process import dashboard_address
     from deployments.config.applying import update
     from deployments.config.serve_file import check_applications
     from deployments.logs import with_system_logging
@@ -208,7 +219,7 @@ def _list_kept(details: dict[str, Any], file: dict[str, Any]) -> list[str]:
 
 def stop() -> None:
     """Stop the server that 'rapid serve' (or 'make run') started from this folder, and wait."""
-    from deployments.cli.server_process import running_pid, stop_running
+    from deployments.cli.server.server_process import running_pid, stop_running
 
     pid = running_pid()
     if pid is None:
@@ -227,14 +238,26 @@ def _check(config: Path) -> ApplicationConfig:
     return check(config)
 
 
-def _examine(config: Path) -> ApplicationConfig:
-    """Return the settings after all checks of ``rapid doctor``, none of which may be an error."""
+def _examine(config: Path, fallback: Path | None) -> tuple[Path, ApplicationConfig, str]:
+    """Return the file to serve, its settings, and why it is `fallback`; empty if it is not.
+
+    No check of ``rapid doctor`` may find an error. A file that is wrong has no fallback.
+    """
     from deployments.cli.doctor.checklist import examine
 
-    diagnosis = examine(config)
+    diagnosis, lacking = examine(config), ""
+    if fallback is not None and diagnosis.errors and not diagnosis.subject.misreading:
+        reason = "; ".join(map(_tell_finding, diagnosis.errors))
+        lacking = f"{fallback} is served in place of {config}: {reason}"
+        lacking = lacking.replace("`rapid ", f"`{rapid_command()} ")
+        config, diagnosis = fallback, examine(fallback)
     if diagnosis.errors:
-        fail("\n".join(each.fact + f": {each.mend}" * bool(each.mend) for each in diagnosis.errors))
-    return diagnosis.subject.configs[diagnosis.subject.front]
+        fail("\n".join(map(_tell_finding, diagnosis.errors)))
+    return config, diagnosis.subject.configs[diagnosis.subject.front], lacking
+
+
+def _tell_finding(found: CheckResult) -> str:
+    return found.fact + f": {found.mend}" * bool(found.mend)
 
 
 def _wait_until_ready(server: ServerProcess, stopping: threading.Event, stages: Stages) -> None:
@@ -260,7 +283,7 @@ def _wait_until_ready(server: ServerProcess, stopping: threading.Event, stages: 
 
 def _watch(server: ServerProcess, stopping: threading.Event) -> None:
     """Wait until told to stop, and fail when the server has ended or can answer nobody."""
-    from deployments.cli.vigil import Vigil
+    from deployments.cli.server.vigil import Vigil
 
     vigil = Vigil()
     while not stopping.wait(0.5):
@@ -292,10 +315,12 @@ def _say_what_next(server: ServerProcess, config: ApplicationConfig, seconds: fl
     note("In another shell:")
     if server.url != DEFAULT_URL:
         note(f"  export RAPID_URL={server.url}")
-    if any(model.config.is_embedded for model in config.served):
-        note(f"  {rapid} sample-document     # these models understand generated documents only")
-    else:
-        note(f'  {rapid} ask --document FILE "question"')
+    for number, model in enumerate(config.served):
+        if model.config.is_embedded:
+            note(f"  {rapid} sample-document     # {model.name} understands such documents only")
+        else:
+            chosen = f" --model {model.name}" * bool(number)
+            note(f'  {rapid} ask{chosen} --document FILE "question"     # a text of your own')
     if (state := server.state()) is not None and state.metrics:
         note(f"Metrics: {', '.join(state.metrics)}")
     note(f"Ctrl-C here or '{rapid} stop' ends it. Ray's output is in {server.log_path}.")

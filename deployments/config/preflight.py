@@ -13,7 +13,7 @@ from deployments.config.serve_config import (
     EnginePoolConfig,
     ServedModel,
 )
-from rapid.catalogue import local_path
+from rapid.catalogue import check_fetched
 from rapid.checkpoints.facts import check_vllm, read_model_facts
 from rapid.checkpoints.files import checkpoint_source, read_temperature
 from rapid.checkpoints.hub import check_available
@@ -23,6 +23,7 @@ from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import EngineConfig, VllmConfig
 from rapid.errors import ConfigurationError
 from rapid.planning.plan import MemoryNeed
+from retrieval.settings import LexicalEmbedderConfig
 
 Config = TypeVar("Config", bound=ApplicationConfig)
 
@@ -41,11 +42,11 @@ def preflight(config: Config, *, runs_here: bool = False) -> Config:
     Raises:
         ConfigurationError: If a check fails; one sentence that says what to change.
     """
+    check_fetched(models_of(config))
     filled = config
     for part in config.engine_parts.values():
         filled = _put(filled, part.section, _check_pool(part))
-    names = {part.settings.engine.model for part in config.engine_parts.values()}
-    texts = {name: ChatText.load(name) for name in sorted(names)}
+    texts = {name: ChatText.load(name) for name in sorted({*_engine_models(config)})}
     first_with: dict[str, ServedModel] = {}
     for model in filled.served:
         if model.config.api.default_temperature is None:
@@ -56,9 +57,6 @@ def preflight(config: Config, *, runs_here: bool = False) -> Config:
         first = first_with.setdefault(retriever.name, model) if retriever else model
         _check_tokens(model, first, texts)
         _check_second_lease(model)
-        checkpoint = getattr(model.config.retriever.retrieval.embedder, "model", None)
-        if checkpoint is not None:
-            local_path(checkpoint)  # refuses a model of the catalogue that has not been fetched
     if runs_here:
         check_fits(cpu_needs(filled), "this machine", free_bytes("cpu"))
     return filled
@@ -73,7 +71,19 @@ def check_hub(config: ApplicationConfig) -> None:
     Raises:
         ConfigurationError: It does not; one sentence that says why.
     """
-    check_available(part.settings.engine.model for part in config.engine_parts.values())
+    check_available(_engine_models(config))
+
+
+def models_of(config: ApplicationConfig) -> list[str]:
+    """Return the models of all engines and of embedders, as the configuration names them."""
+    retrievers = (model.retriever for model in config.served)
+    embedders = (each.settings.retrieval.embedder for each in retrievers if each)
+    found = [each.model for each in embedders if not isinstance(each, LexicalEmbedderConfig)]
+    return _engine_models(config) + found
+
+
+def _engine_models(config: ApplicationConfig) -> list[str]:
+    return [part.settings.engine.model for part in config.engine_parts.values()]
 
 
 def cpu_needs(config: ApplicationConfig) -> list[tuple[str, MemoryNeed]]:

@@ -175,7 +175,11 @@ class Orchestrator:
         return nullcontext() if self._access is None else self._access.hold(tenant, documents)
 
     async def check_health(self) -> None:
-        """Answer Serve, which replaces a replica whose event loop stands still."""
+        """Answer Serve, which replaces a replica whose event loop stands still.
+
+        Serve asks for the first time when the replica has started: the pair is measured from then.
+        """
+        self._services.gate.begin(self._services)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return how late the event loop is, for Serve's autoscaler."""

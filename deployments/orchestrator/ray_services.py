@@ -14,6 +14,7 @@ from deployments.orchestrator.ray_pools import RayPool
 from deployments.orchestrator.ray_retrieval import RayRetrieval
 from deployments.orchestrator.ray_verifiers import VerifierSettings
 from library.library_access import LibraryAccess
+from rapid.answering.passage_gate import PassageGate
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.services import Pools, Services
 from rapid.answering.sources import Drafts
@@ -73,11 +74,16 @@ class RayServices:
         self._patience: Patience | None = None
         self._prompts: RequestPrompts | None = None
         self._costs = RoundCosts()
+        self._gate: PassageGate | None = None
 
     def under(self, config: ServeConfig) -> Services:
         """Return the services of requests that come from now on, under these settings."""
         settings = config.orchestrator
         patience = self._patient(settings)
+        if self._gate is None:  # the engines' settings stay
+            has_drafter = config.own_drafting is None
+            tokens = config.drafter_pool.engine.passage_cache_tokens
+            self._gate = PassageGate(is_wanted=has_drafter and tokens > 0)
         return Services(
             config=settings,
             speculation=config.speculation,
@@ -85,6 +91,7 @@ class RayServices:
             prompts=self._prompting(config),
             patience=patience,
             costs=self._costs,
+            gate=self._gate,
         )
 
     def _patient(self, settings: OrchestratorPoolConfig) -> Patience:

@@ -267,7 +267,9 @@ class JudgingVerifier(RayVerifier):
             for each in (scored, witness)
         )
         assert logits is not None
+        explains = terms.explains_at(block.position)
         judgement = judge(
-            block, logits, draw, self._eos_ids, terms.num_logprobs, self._log_odds, told
-        )
+            block, logits, draw, self._eos_ids, terms.num_logprobs, self._log_odds, told,
+            explains=explains,
+        )  # fmt: skip
         return judgement.verdict(block, scored.verify_ms)

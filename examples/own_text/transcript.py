@@ -2,7 +2,7 @@
 
 ::
 
-    make run-text                                      # in another shell
+    .venv/bin/rapid serve cluster/configs/own-text.yaml   # in another shell
     .venv/bin/python examples/own_text/transcript.py   # writes transcript.md beside this file
 
 The document, shown to the model as MPL-2.0.txt, is the Mozilla Public License 2.0 of the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from itertools import groupby
 
@@ -65,15 +66,15 @@ class GrowingAnswer:
         self.statistics = RoundStatistics()
         self._text = text
         self._is_thinking = is_thinking
-        self._stream = self.decode_by(
-            text.stream(
-                stop,
-                stop_ids,
-                includes_stop=includes_stop,
-                has_calls=calls is not None,
-                is_continued=is_continued,
-            )
+        self._open_text = partial(
+            text.stream,
+            stop,
+            stop_ids,
+            includes_stop=includes_stop,
+            has_calls=calls is not None,
+            is_continued=is_continued,
         )
+        self._stream = self.decode_by(self._open_text())
         self._calls, self._calls_id = calls, calls_id
         self._is_continued = is_continued
         self._max_tokens = max_tokens
@@ -91,6 +92,20 @@ class GrowingAnswer:
         if isinstance(marks, SpokenMarks) and self._is_thinking is not None:
             return SpokenThinkingStream(self._text, stream, marks)
         return ThinkingStream(self._text, stream, is_open=self._is_thinking)
+
+    def spell_tokens(self, most: int) -> Iterator[tuple[str, bool]]:
+        """Yield what each of the first `most` tokens added to the text, and if that is thinking.
+
+        The texts that are no thinking are the answer's text, with the calls that are taken from it.
+        """
+        stream = self.decode_by(self._open_text())
+        token_ids = self.statistics.token_ids
+        for position, token_id in enumerate(token_ids[:most], 1):
+            text = stream.push([token_id])
+            if position == len(token_ids):
+                text += stream.finish()
+            thought = stream.take_thoughts()
+            yield text or thought, bool(thought and not text)
 
     async def follow(self, verdicts: AsyncIterator[Verdict]) -> AsyncIterator[ChoiceDelta]:
         """Yield the deltas of the rounds; the last has a finish reason, and no round follows it."""
@@ -143,6 +158,7 @@ class GrowingAnswer:
                 token_ids=verdict.token_ids[:num_kept],
                 num_accepted=min(verdict.num_accepted, num_kept),
                 logprobs=verdict.logprobs[:num_kept],
+                probs=verdict.probs[:num_kept],
                 is_finished=False,
             )
         self.statistics.observe(verdict)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from rapid.answering.query import choose_query
+from rapid.answering.excerpts.query import choose_query
 from rapid.answering.run import Run
 from rapid.answering.session import Holding
 from rapid.answering.sources import PoolSource
@@ -69,9 +69,7 @@ def _read_answers(
 ) -> tuple[list[CompleteAnswer], dict[str, str]]:
     """Return the answers with their claims and what of these is copied, and texts by name."""
     text, request = run.services.prompts.target, run.request
-    last = next(each.text for each in reversed(request.messages) if each.role == "user")
-    asked = choose_query(last, text.token_offsets, budget_tokens=_QUESTION_TOKENS).question
-    answers = []
+    asked, answers = find_question(run), []
     for answer in run.answers:
         token_ids, growing = answer.statistics.token_ids, answer.decode_by(text.stream())
         ends = [*accumulate(len(growing.push([token_id])) for token_id in token_ids)]
@@ -82,6 +80,13 @@ def _read_answers(
         answers.append(CompleteAnswer(token_ids, ends, find_claims(answer.choice, told, asked)))
     find_copies([c for each in answers for c in each.claims], documents, run.chunks, RULE)
     return answers, {document.name: document.text for document in documents}
+
+
+def find_question(run: Run) -> str:
+    """Return the question at the end of what was last said; none where a prompt is no chat."""
+    told = (each.text for each in reversed(run.request.messages) if each.role == "user")
+    offsets = run.services.prompts.target.token_offsets
+    return choose_query(next(told, ""), offsets, budget_tokens=_QUESTION_TOKENS).question
 
 
 async def _measure(

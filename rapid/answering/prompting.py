@@ -18,9 +18,11 @@ from typing import TypeVar
 
 from rapid.answering.answerable import append_question
 from rapid.answering.decisions import Evidence
-from rapid.answering.query import choose_query, join_earlier
-from rapid.answering.sections import drop_worst, join_passages
-from rapid.answering.turns import drop_turns
+from rapid.answering.excerpts.passage_order import PassageOrder
+from rapid.answering.excerpts.query import choose_query, join_earlier
+from rapid.answering.excerpts.search_plan import BudgetFor, plan_search
+from rapid.answering.excerpts.sections import drop_worst, join_passages
+from rapid.answering.excerpts.turns import drop_turns
 from rapid.chat_messages import Document, Message, ThinkingRequest
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.thinking_marks import ThinkingMarks
@@ -36,7 +38,7 @@ from rapid.errors import (
 from rapid.events import Tell
 from rapid.messages import GenerateRequest, Int32Array, as_prompt
 from rapid.ports import DocumentResolver, Found, Passage, Retrieval
-from rapid.prompts import DrafterPlan, drafter_messages, plan_drafter_chat, target_messages
+from rapid.prompts import drafter_messages, target_messages
 from rapid.receipt import ReadPart
 from rapid.threads import Threads
 
@@ -53,73 +55,6 @@ _LOST = Evidence(0, "retrieval lost")
 _PENDING = Evidence(0, "still indexing")
 _NO_ROOM = Evidence(0, "nothing fits the budget")
 
-BudgetFor = Callable[[int], int]
-"""Function from the number of tokens to search to the number of tokens to retrieve."""
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """A planned retrieval for the drafter's prompt.
-
-    Attributes:
-        plan: The drafter's chat with its gaps, and the documents to search.
-        query: Text to search for.
-        budget_tokens: Tokens that may be retrieved.
-        joined: The question with those before it, if it is searched for with them.
-    """
-
-    plan: DrafterPlan
-    query: str
-    budget_tokens: int
-    joined: str | None = None
-
-
-def plan_search(
-    messages: Sequence[Message],
-    documents: Sequence[Document],
-    text: ChatText,
-    *,
-    budget_tokens: int | None,
-    budget_for: BudgetFor,
-    num_tokens: int | None = None,
-    query: str | None = None,
-    answer: str = "",
-) -> Search:
-    """Plan what the drafter reads verbatim, and the search for the rest.
-
-    Args:
-        messages: The chat.
-        documents: The attachments.
-        text: The target's tokenizer, which counts tokens.
-        budget_tokens: Tokens that may be retrieved; None leaves the number to `budget_for`.
-        budget_for: Function that chooses the budget from the size of chat and documents.
-        num_tokens: Size of chat and documents, where a prompt has told it; None counts them here.
-        query: Text to search for; None takes the question.
-        answer: The answer so far, which is added to the query when the drafter's prompt is renewed.
-    """
-    if budget_tokens is None:
-        if num_tokens is None:
-            texts = [document.text for document in documents]
-            texts += [message.text for message in messages]
-            texts += [str(call) for message in messages for call in message.tool_calls]
-            num_tokens = sum(map(text.count_tokens, texts))
-        budget_tokens = budget_for(num_tokens)
-    last = next(each.text for each in reversed(messages) if each.role == "user")
-    chosen = choose_query(last, text.token_offsets, budget_tokens=budget_tokens, query=query)
-    plan = plan_drafter_chat(
-        messages,
-        documents,
-        budget_tokens=budget_tokens,
-        count_tokens=text.count_tokens,
-        question=chosen.question,
-    )
-    joined = None
-    if query is None:
-        joined = join_earlier(messages, text.token_offsets, budget_tokens=budget_tokens)
-    searched_for = joined or chosen.text
-    searched_for = f"{searched_for} {answer}" if answer else searched_for
-    return Search(plan, searched_for, budget_tokens, joined)
-
 
 @dataclass(frozen=True, slots=True)
 class DrafterPrompt:
@@ -129,6 +64,8 @@ class DrafterPrompt:
         messages: The chat that `prompt_ids` render, with retrieved chunks in place of its long
             parts.
         joined: As in `Search`, where something was searched.
+        passages: Where the chunks stand in `prompt_ids`, each with the blank line behind it, if the
+            answer is the same whatever is drafted.
     """
 
     prompt_ids: Int32Array
@@ -136,6 +73,7 @@ class DrafterPrompt:
     evidence: Evidence
     messages: tuple[Message, ...]
     joined: str | None = None
+    passages: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +120,7 @@ class RequestPrompts:
         self._budget_for = budget_for
         self._resolver = resolver or InlineDocuments()
         self._threads = Threads(_NUM_THREADS, "rapid-prompts")
+        self._order = PassageOrder()
 
     def with_retrieval(
         self, retrieval: Retrieval | None, *, budget_tokens: int | None, budget_for: BudgetFor
@@ -386,6 +325,7 @@ class RequestPrompts:
         *,
         num_tokens: int | None = None,
         tell: Tell | None = None,
+        ignores_drafts: bool = False,
     ) -> DrafterPrompt:
         """Return the drafter's prompt: the chat with retrieved chunks in place of its long parts.
 
@@ -397,6 +337,8 @@ class RequestPrompts:
             num_tokens: Length of the target's prompt, by which the budget is chosen; None, where
                 there is no such prompt, counts the texts.
             tell: Is told how far the indexing of new documents is.
+            ignores_drafts: Whether the answer is the same whatever is drafted. Then chunks of a
+                document stand in an order by which engines find more of the prompt read.
 
         Raises:
             UnknownDocument: The text of a document is not known.
@@ -434,10 +376,33 @@ class RequestPrompts:
             else:
                 chunks = tuple(found.chunks)
                 evidence = _evidence_of(found)
-        messages = drafter_messages(search.plan, chunks)
+        shown = chunks
+        if ignores_drafts:
+            shown = self._order.arrange((request.tenant, request.cache_salt), chunks)
+        messages = drafter_messages(search.plan, shown)
         prompt_ids = await self._encode(self.drafter, request, messages)
         joined = search.joined if search.plan.documents else None
-        return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence, messages, joined)
+        places: tuple[tuple[int, int], ...] = ()
+        if ignores_drafts and chunks:
+            find, texts = self._find_passages, [each.text.strip() for each in shown]
+            places = await self._threads.run(request.tenant, find, prompt_ids, texts)
+        return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence, messages, joined, places)
+
+    def _find_passages(
+        self, prompt_ids: Sequence[int], texts: Sequence[str]
+    ) -> tuple[tuple[int, int], ...]:
+        """Return the tokens of passages, each with the blank line that follows it.
+
+        So they are the same tokens wherever a passage stands. One that is not found is left out.
+        """
+        parts = [part for text in texts for part in (text, "\n\n")]
+        spans = self.drafter.find_tokens(prompt_ids, parts)
+        found, end = list[tuple[int, int]](), 0
+        for (start, _), (_, stop) in zip(spans[::2], spans[1::2], strict=True):
+            if end <= start < stop:
+                found.append((start, stop))
+                end = stop
+        return tuple(found)
 
     async def witness_prompt(self, request: GenerateRequest, found: DrafterPrompt) -> Int32Array:
         """Return what the drafter reads, in the target's own template [tokens]."""

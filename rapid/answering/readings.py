@@ -17,7 +17,7 @@ from rapid.events import Reading
 from rapid.messages import GenerateRequest
 from rapid.tracing import span
 
-_SAY_S = 0.5  # between two looks at how far retrieval is
+_SAY_S = 0.15  # between two looks at how far retrieval is; a stream begins 0.2 s after its request
 
 
 class Readings:
@@ -122,8 +122,14 @@ class Readings:
         with span("retrieval") as recorded:
             read = self._run.prompts.get("target")
             num_tokens = None if read is None else len(read)
+            # Citations say which passages the drafter needed, and so depend on its prompt.
+            ignores_drafts = self._run.plan.ignores_drafts and not self._request.citations
             found = await self._prompts.drafter_prompt(
-                self._request, answer, num_tokens=num_tokens, tell=self._note
+                self._request,
+                answer,
+                num_tokens=num_tokens,
+                tell=self._note,
+                ignores_drafts=ignores_drafts,
             )
             recorded.set_attribute("rapid.chunks", len(found.chunks))
         self._run.retrieval_ms += 1e3 * (time.monotonic() - began)
@@ -180,5 +186,6 @@ class Readings:
             run.plan.fit("drafter", len(found.prompt_ids), run.session.terms.max_tokens)
         run.prompts["drafter"] = found.prompt_ids
         run.chunks, run.joined_query = found.chunks, found.joined
+        run.passages = found.passages if run.services.gate.is_open else ()
         if has_witness:
             run.prompts["witness"] = await self._prompts.witness_prompt(self._request, found)

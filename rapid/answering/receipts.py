@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rapid.answering.decisions import FUSING
 from rapid.answering.run import Run
 from rapid.answering.session import Role
 from rapid.engine_status import LeaseUsage
-from rapid.messages import Int32Array
-from rapid.receipt import ChunkUsed, Citations, Explanation, Receipt
-from rapid.speculation.statistics import RoundStatistics
+from rapid.receipt import ChunkUsed, Citations, Explanation, PassagesRead, Receipt
 
 
 def receipt_of(
-    run: Run, used: Mapping[Role, LeaseUsage], citations: Citations | None = None
+    run: Run,
+    used: Mapping[Role, LeaseUsage],
+    citations: Citations | None = None,
+    explanation: Explanation | None = None,
 ) -> Receipt:
     """Build the receipt of a complete request; its eta is 0 if nothing was fused."""
     request, session = run.request, run.session
@@ -60,21 +61,21 @@ def receipt_of(
         left_out=run.left_out,
         sections=run.sections,
         joined_query=run.joined_query,
+        passages=_passages_read(run),
         ignored=request.ignored,
-        explanation=_explanation(run.prompts, counters) if request.explain else None,
+        explanation=explanation,
     )
 
 
-def _explanation(
-    prompts: Mapping[Role, Int32Array], counters: Sequence[RoundStatistics]
-) -> Explanation:
-    def prompt(role: Role) -> tuple[int, ...]:
-        return tuple(prompts[role].tolist()) if role in prompts else ()
-
-    return Explanation(
-        target_prompt_ids=prompt("target"),
-        drafter_prompt_ids=prompt("drafter"),
-        witness_prompt_ids=prompt("witness"),
-        token_ids=tuple(tuple(each.token_ids) for each in counters),
-        origins=tuple(tuple(each.origins) for each in counters),
-    )
+def _passages_read(run: Run) -> PassagesRead | None:
+    gate, prefill = run.services.gate, run.session.drafter_prefill
+    if not gate.is_wanted or prefill is None or not run.chunks:
+        return None
+    if prefill.reads_apart:
+        return PassagesRead("apart", prefill.num_placed_tokens, gate.reason)
+    reason = gate.reason
+    if not run.plan.ignores_drafts:
+        reason = "the answer depends on what is drafted"
+    elif run.passages:
+        reason = "the drafter's engine reads prompts whole, as its log says"
+    return PassagesRead("together", 0, reason)

@@ -23,6 +23,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from rapid.answering.citing import cite
+from rapid.answering.explaining import explain
 from rapid.answering.readings import Readings
 from rapid.answering.receipts import receipt_of
 from rapid.answering.request_leases import LOSSES, Leases
@@ -98,5 +99,6 @@ class RequestRun:
                 with span("failover"):
                     await leases.take(asyncio.Event())
             citations = await cite(run, leases.verifier) if run.request.citations else None
+            explanation = await explain(run) if run.request.explain else None
             used = await session.settle()
-            yield Finished(receipt_of(run, used, citations))
+            yield Finished(receipt_of(run, used, citations, explanation))

@@ -172,6 +172,7 @@ class Leases:
             self._config.drafter_wait_s,
             run.committed,
             prompts.get("witness"),
+            run.passages,
         )
         await self._await_beside(verifier, run.source.hold(needs))
 

@@ -40,6 +40,7 @@ class Run:
         prompts: Prompts of target, drafter and witness, by role.
         chunks: Retrieved chunks in the drafter's prompt.
         joined_query: What was searched for, if it is the question with those before it.
+        passages: Parts of the drafter's prompt that it reads each by itself, as token positions.
         prefill: Prefill receipt of the model that answers.
         failovers: Failures after which the answer was continued, in order.
         left_out: Places of the messages that the target does not read, as the chat is too long.
@@ -59,6 +60,7 @@ class Run:
     prompts: dict[Role, Int32Array] = field(default_factory=dict)
     chunks: tuple[Passage, ...] = ()
     joined_query: str | None = None
+    passages: tuple[tuple[int, int], ...] = ()
     prefill: PrefillReceipt | None = None
     failovers: list[Failover] = field(default_factory=list)
     left_out: tuple[int, ...] = ()
@@ -190,6 +192,7 @@ class Run:
             weight=request.weight,
             priority=request.priority,
             prompt_set=pack_tokens(prompt_ids) if plan.sampling.repetition_penalty != 1 else b"",
+            explains=request.explain,
         )
         tools = request.tools
         self.answers = [
@@ -226,7 +229,7 @@ class Run:
         """Remove what drafter and witness would have read, because no drafter is available."""
         self.prompts.pop("drafter", None)
         self.prompts.pop("witness", None)
-        self.chunks, self.joined_query = (), None
+        self.chunks, self.joined_query, self.passages = (), None, ()
 
     def lose_drafter(self, how: Failover, cause: object) -> None:
         """Continue every unfinished answer without a drafter.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rapid.answering.passage_gate import PassageGate
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.session import Role
 from rapid.answering.sources import Drafts
@@ -49,3 +50,4 @@ class Services:
     prompts: RequestPrompts
     patience: Patience
     costs: RoundCosts = field(default_factory=RoundCosts)
+    gate: PassageGate = field(default_factory=PassageGate)

@@ -72,6 +72,7 @@ class DraftNeeds:
         verifier: The target's lease, with its prompt.
         prompt_ids: Prompt of a drafter model; other sources read the target's prompt.
         witness_ids: Prompt of the witness, or None if there is none.
+        passages: Parts of the drafter's prompt that it may read each by itself.
         timeout_s: Longest wait for room, in seconds; None waits without limit.
         committed: For each choice, its tokens so far.
     """
@@ -82,6 +83,7 @@ class DraftNeeds:
     timeout_s: float | None = None
     committed: Committed = ()
     witness_ids: Int32Array | None = None
+    passages: Sequence[tuple[int, int]] = ()
 
     async def take(
         self, pool: EnginePool, role: Role, prompt_ids: Int32Array | None, *, is_beside: bool
@@ -102,6 +104,7 @@ class DraftNeeds:
             timeout_s=self.timeout_s,
             committed=self.committed,
             beside=self.verifier if is_beside else None,
+            passages=self.passages if role == "drafter" else (),
         )
 
 
@@ -159,11 +162,13 @@ class Session:
         timings_ms: Total milliseconds waited for leases (``queue``) and for the prefills of each
             role.
         kv_cache_dtype: That of the engines that keep KV in eight bits, by role.
+        drafter_prefill: The receipt of the drafter's last prefill; None before.
     """
 
     def __init__(self, terms: Terms) -> None:
         self.terms = replace(terms, answer_id=secrets.token_hex(8))
         self.kv_cache_dtype: dict[str, KVCacheDtype] = {}
+        self.drafter_prefill: PrefillReceipt | None = None
         self.timings_ms = {"queue": 0.0, "target_prefill": 0.0, "drafter_prefill": 0.0}
         self._held = AsyncExitStack()
         self._leases: list[tuple[Role, EngineLease]] = []
@@ -194,6 +199,7 @@ class Session:
         terms: Terms | None = None,
         masks: Sequence[tuple[int, int]] = (),
         scored_from: int | None = None,
+        passages: Sequence[tuple[int, int]] = (),
     ) -> Holding:
         """Take a lease and begin its prefill.
 
@@ -211,6 +217,7 @@ class Session:
             terms: Settings of this lease alone; None takes the session's.
             masks: Parts of the prompt that the committed tokens do not see; see `LeaseRequest`.
             scored_from: First token of the prompt to be scored; see `LeaseRequest`.
+            passages: Parts of the prompt to be read by themselves; see `LeaseRequest`.
 
         Raises:
             Overloaded: There was no room in time.
@@ -230,6 +237,7 @@ class Session:
             traceparent=current_traceparent(),
             masks=tuple(masks),
             scored_from=scored_from,
+            passages=tuple(passages),
         )
         held = await self._held.enter_async_context(AsyncExitStack())
         leasing = pool.lease(request, timeout_s=timeout_s, beside=beside.lease if beside else None)
@@ -311,6 +319,8 @@ class Session:
             receipt = await lease.prefill()
             recorded.set_attribute("rapid.prompt_tokens", receipt.num_tokens)
             recorded.set_attribute("rapid.cached_tokens", receipt.num_cached_tokens)
+        if role == "drafter":
+            self.drafter_prefill = receipt
         name = f"{role}_prefill"
         taken_ms = 1e3 * (time.monotonic() - began)
         self.timings_ms[name] = self.timings_ms.get(name, 0.0) + taken_ms

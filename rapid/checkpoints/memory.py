@@ -70,7 +70,8 @@ def memory_needs(
     pool_tokens = facts.shape.count_kept_tokens(
         config.kv_cache_tokens, None if rings is None else rings.num_tokens
     )
-    host = MemoryNeed(host_cache=config.host_cache_tokens * whole_per_token / num_machines)
+    cached_tokens = config.host_cache_tokens + config.passage_cache_tokens
+    host = MemoryNeed(host_cache=cached_tokens * whole_per_token / num_machines)
     workspace = shape.workspace_bytes(config.step_tokens, config.max_leases, width, on_gpu=on_gpu)
     is_int4 = config.quantization == "int4" or _has_four_bits(facts)
     if is_int4 and on_gpu:
@@ -83,7 +84,7 @@ def memory_needs(
     if on_gpu:
         max_context = config.max_context or facts.num_positions
         checked = shape.check_bytes(config.step_tokens, max_context, width)
-        if host.host_cache:
+        if config.host_cache_tokens:
             device = replace(device, kv_pool=device.kv_pool + STAGED_BYTES)
         graphs = shape.graph_bytes(config.max_leases, width)
         return replace(device, graphs=graphs, check=checked), host

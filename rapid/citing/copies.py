@@ -18,7 +18,7 @@ _MOST_NEAR = 3  # passages that are masked: 2.9 % more rows of the drafter in th
 
 @dataclass(frozen=True, slots=True)
 class CitingRule:
-    """The least that counts as evidence, chosen by `benchmarks/method/cited_answers.py`."""
+    """The least that counts as evidence, chosen by `benchmarks/results/cited_answers.md`."""
 
     # New words of a run that is copied; all about a topic, if it has all of the claim's new ones.
     least_words: int = 5

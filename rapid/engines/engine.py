@@ -24,6 +24,7 @@ from rapid.engines.execution.scheduling import Scheduler
 from rapid.engines.execution.state import Ending, EngineState, Erasing
 from rapid.engines.execution.work_spans import trace_work
 from rapid.engines.forward.loading import LoadedModel, plan_rings
+from rapid.engines.forward.opening import open_passages
 from rapid.engines.kv.cache import PagePool
 from rapid.engines.kv.lease import Lease
 from rapid.engines.kv.lease_ledger import LeaseLedger
@@ -96,6 +97,7 @@ class Engine:
         self._host = host
         rings = plan_rings(loaded, config)
         self._kept = None if rings is None else KeptWindows(rings, runner.cache)
+        self._passages = open_passages(loaded, config, runner)
         ledger = LeaseLedger(
             PagePool(num_pages),
             config.page_tokens,
@@ -117,7 +119,13 @@ class Engine:
         )
         self._state = EngineState(ledger, scheduler, draft_ahead=config.draft_ahead)
         self._compute = ComputeThread(
-            self._state, runner, host, config, is_watched=is_watched, kept=self._kept
+            self._state,
+            runner,
+            host,
+            config,
+            is_watched=is_watched,
+            kept=self._kept,
+            passages=self._passages,
         )
         runner.watch(self._compute.close_lost)
         self._compute.start()
@@ -149,6 +157,8 @@ class Engine:
                 raise BadRequest(f"{name} names a token id beyond the vocabulary", name)
         if request.masks and self._config.deterministic:
             raise ConfigurationError("a deterministic engine leaves out no part of a prompt")
+        if request.passages and (self._passages is None or request.scored_from is not None):
+            request = replace(request, passages=())
         reply = Reply()
 
         def answer(opened: Lease | Exception) -> None:
@@ -246,6 +256,11 @@ class Engine:
                 "host_tokens": tokens * len(host),
                 "host_tokens_restored": tokens * host.num_restored,
             }
+        if (passages := self._passages) is not None:
+            found |= {
+                "passage_tokens": passages.num_tokens,
+                "passage_tokens_placed": passages.num_placed,
+            }
         if disk is not None:
             found |= {
                 "disk_tokens": tokens * len(disk.files),
@@ -286,6 +301,10 @@ class Engine:
                 pending = "being copied" if host.is_dirty else pending
                 size = host.page_bytes * len(host)
                 erasures.append(Erasure("host memory", size, found["host memory"], pending))
+            if (passages := self._passages) is not None:
+                held = "in use" if is_in_use else None
+                found_there = found["passages"]
+                erasures.append(Erasure("passages", passages.num_bytes, found_there, held))
             if disk is not None:
                 erasures.append(Erasure("disk", disk.files.num_bytes, on_disk, pending))
         return tuple(erasures)
@@ -305,7 +324,8 @@ class Engine:
             kind: type[Prefill] = MaskedPrefill if lease.request.masks else Prefill
             if lease.request.scored_from is not None:
                 kind = ScoringPrefill
-            return kind(lease, cache, ledger.prefixes, ledger.page_tokens, self._kept)
+            pages = ledger.prefixes, ledger.page_tokens
+            return kind(lease, cache, *pages, self._kept, self._passages)
 
         return await self._call(lease_id, prefill, PrefillReceipt)
 
@@ -395,6 +415,7 @@ class Engine:
             scored.num_logprobs,
             scored.log_odds,
             told.logits,
+            scored.explains,
         )
         judgement = await asyncio.to_thread(judge_block, question)
         verdict = judgement.verdict(block, max(scored.verify_ms, told.verify_ms))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from rapid.messages import DraftBlock, Float32Array, Int32Array, TokenLogprobs, Verdict
+from rapid.receipt import TokenProbs
 from rapid.speculation.draw import Draw
 from rapid.speculation.fusion import fuse_probs, update_log_odds
 from rapid.speculation.noise import Float64Array, Purpose, accepts, race
@@ -37,6 +38,7 @@ class Judgement:
     log_odds: float = 0.0  # what the next block of the answer is judged with under `adaptive`
     # How many of the tokens this module decided, and no faster form of it.
     num_specified: int = field(default=0, compare=False)
+    probs: tuple[TokenProbs, ...] = ()  # of each token, if they were asked for
 
     def verdict(self, block: DraftBlock, verify_ms: float = 0.0) -> Verdict:
         """Return the judgement as the message that answers `block`."""
@@ -53,6 +55,7 @@ class Judgement:
             draft_ms=block.draft_ms,
             verify_ms=verify_ms,
             num_forced=block.num_forced,
+            probs=self.probs,
         )
 
 
@@ -68,6 +71,11 @@ class _Distributions:
     # The distribution that log-probabilities describe: p_hat, and p under the rule `paper`, before
     # the request's filters.
     unfiltered: torch.Tensor
+
+    def of(self, token: int, target: torch.Tensor) -> TokenProbs:
+        """Return the probabilities of a token, given p before filters [vocab]."""
+        followed = self.unfiltered if self.wanted is self.fused else self.fused
+        return TokenProbs(*(float(probs[token]) for probs in (target, self.draft, followed)))
 
 
 def acceptance_probability(fused: float, draft: float) -> float:
@@ -137,6 +145,8 @@ def judge(
     num_logprobs: int | None = None,
     log_odds: float = 0.0,
     witness: torch.Tensor | None = None,
+    *,
+    explains: bool = False,
 ) -> Judgement:
     """Decide which tokens of a block are accepted, given the target's logits for its positions.
 
@@ -155,6 +165,7 @@ def judge(
         witness: The target's logits after the retrieved text in place of the document, on the
             device of `logits` [at least k, vocab]. `adaptive` takes the mean of their
             distribution and the proposal for what the retrieved text says.
+        explains: Whether the judgement says how likely its tokens were.
 
     Raises:
         EngineFailed: The logits contain NaN or +inf.
@@ -162,6 +173,7 @@ def judge(
     further = logits[len(block) :]
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
+    probs: list[TokenProbs] = []
     num_accepted = 0
     is_finished = False
     adapts = draw.speculation.is_witnessed  # otherwise no row pays for the odds
@@ -174,8 +186,11 @@ def judge(
         distributions = _distributions(logits[row], draft, told, draw, log_odds)
         token, accepted = _settle(drafted, distributions, draw.after(row))
         token_ids.append(token)
-        if adapts:
+        if adapts or explains:
             target = probabilities(logits[row], draw.temperature)
+        if explains:
+            probs.append(distributions.of(token, target))
+        if adapts:
             log_odds = update_log_odds(log_odds, float(target[token]), float(told[token]))
         if num_logprobs is not None:
             logprobs.append(_logprobs(distributions.unfiltered, token, num_logprobs))
@@ -187,10 +202,23 @@ def judge(
         token, entry = decode_token(further[0], draw.after(len(block)), num_logprobs)
         token_ids.append(token)
         logprobs += [entry] if entry else []
+        probs += [own_probs(further[0], token, draw)] if explains else []
         is_finished = token in eos_ids
     return Judgement(
-        tuple(token_ids), num_accepted, is_finished, tuple(logprobs), log_odds, len(token_ids)
+        tuple(token_ids),
+        num_accepted,
+        is_finished,
+        tuple(logprobs),
+        log_odds,
+        len(token_ids),
+        tuple(probs),
     )
+
+
+def own_probs(logits: torch.Tensor, token: int, draw: Draw) -> TokenProbs:
+    """Return the probabilities of a token that the model wrote alone, given its row [vocab]."""
+    prob = float(probabilities(logits, draw.temperature)[token])
+    return TokenProbs(target=prob, sampled=prob)
 
 
 def decode_token(

@@ -9,7 +9,8 @@ from typing import TypeAlias
 import torch
 
 from rapid.messages import DraftBlock, Float32Array, Int32Array, TokenLogprobs
-from rapid.speculation.acceptance import Judgement, decode_token, judge, propose
+from rapid.receipt import TokenProbs
+from rapid.speculation.acceptance import Judgement, decode_token, judge, own_probs, propose
 from rapid.speculation.draw import Draw
 from rapid.speculation.sampling import proposal
 
@@ -35,10 +36,13 @@ class ToDecode:
     draw: Draw  # sampling settings, and the position of the token
     # Number of alternatives beside the token; None for no log-probabilities.
     num_logprobs: int | None = None
+    explains: bool = False  # whether the answer says how likely its token was
 
     def by_specification(self) -> Decoded:
         """Return what `decode_token` says of the row."""
-        return Decoded(*decode_token(self.logits, self.draw, self.num_logprobs), num_specified=1)
+        token, logprobs = decode_token(self.logits, self.draw, self.num_logprobs)
+        probs = own_probs(self.logits, token, self.draw) if self.explains else None
+        return Decoded(token, logprobs, probs, num_specified=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class ToJudge:
     num_logprobs: int | None = None
     log_odds: float = 0.0
     witness: torch.Tensor | None = None
+    explains: bool = False
 
     def by_specification(
         self, num_settled: int = 0, log_odds: float | None = None, num_rows: int | None = None
@@ -79,6 +84,7 @@ class ToJudge:
             self.num_logprobs,
             self.log_odds if log_odds is None else log_odds,
             None if self.witness is None else self.witness[rest],
+            explains=self.explains,
         )
 
 
@@ -93,10 +99,11 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A token of the model's own distribution, and its log-probabilities if they were requested."""
+    """A token of the model's own distribution, and how likely it was if that was asked for."""
 
     token: int
     logprobs: TokenLogprobs | None = None
+    probs: TokenProbs | None = None
     num_specified: int = field(default=0, compare=False)  # 1 if `decode_token` drew it
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import count
 
 from rapid.messages import Verdict
-from rapid.receipt import ChoiceStatistics, Origin
+from rapid.receipt import ChoiceStatistics, Origin, TokenProbs
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class RoundStatistics:
     verify_ms: float = 0.0
     token_ids: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
+    probs: dict[int, TokenProbs] = field(default_factory=dict)  # by position, where told
     # Drafted rounds by block length: entry i counts those that accepted exactly i tokens.
     histogram: dict[int, list[int]] = field(default_factory=dict)
 
@@ -41,6 +43,7 @@ class RoundStatistics:
         self.accepted += verdict.num_accepted
         self.draft_ms += verdict.draft_ms
         self.verify_ms += verdict.verify_ms
+        self.probs.update(zip(count(len(self.token_ids)), verdict.probs, strict=False))
         self.token_ids.extend(verdict.token_ids)
         self.origins.extend(verdict.origins)
         if verdict.num_drafted:

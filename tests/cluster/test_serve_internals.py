@@ -43,7 +43,7 @@ from cluster import serve_internals
 from cluster.affinity import AffinityRouter
 from cluster.leases import LeasingReplica
 from deployments.api.proxy.server_limits import IngressRouter
-from deployments.cli.server_process import LOCAL_RAY
+from deployments.cli.server.server_process import LOCAL_RAY
 from tests.house_budget import PACKAGES, ROOT, measure
 
 _PRIVATE = re.compile(
@@ -318,7 +318,7 @@ def test_an_engine_logs_and_traces_as_a_replica(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_ray_reads_the_variables_of_a_local_server() -> None:
-    """Those of `deployments/cli/server_process.py`."""
+    """Those of `deployments/cli/server/server_process.py`."""
     read = source_of(constants) + source_of(ray_constants) + source_of(usage_constants)
     assert [name for name in LOCAL_RAY if name not in read] == []
 

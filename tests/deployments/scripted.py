@@ -16,7 +16,7 @@ from rapid.answering.prompting import TokenizedPrompt
 from rapid.errors import BadRequest, UnknownModel
 from rapid.events import Finished, GenerationEvent, Started, TextDelta, TokenText
 from rapid.messages import GenerateRequest
-from rapid.receipt import ChoiceStatistics, ChunkUsed, Explanation, Receipt
+from rapid.receipt import ChoiceStatistics, ChunkUsed, ExplainedToken, Explanation, Receipt
 from retrieval.relevance import TextVectors
 
 Step = GenerationEvent | BaseException | float | asyncio.Event
@@ -123,6 +123,12 @@ def token_texts(request: GenerateRequest, text: str) -> tuple[TokenText, ...]:
     return (TokenText(text, -0.5, top),)
 
 
+EXPLAINED_TOKENS = (
+    ExplainedToken("Hello", "drafted", 0.25, 0.5, 0.4, "c1"),
+    ExplainedToken("", "corrected", 1.0, 0.0, 1.0),
+)
+
+
 def receipt(num_choices: int = 1, *, is_explained: bool = False) -> Receipt:
     return Receipt(
         mode="fused",
@@ -144,7 +150,9 @@ def receipt(num_choices: int = 1, *, is_explained: bool = False) -> Receipt:
         chunks=(ChunkUsed("doc:0", "notes", 1.5, 0, 40),),
         timings_ms={"queue": 1.0, "retrieval": 2.0},
         plain_from=(None,) * num_choices,
-        explanation=Explanation((1, 2), (3,), (6,), ((4, 5),), (("drafted", "corrected"),))
+        explanation=Explanation(
+            (1, 2), (3,), (6,), ((4, 5),), (("drafted", "corrected"),), (EXPLAINED_TOKENS,)
+        )
         if is_explained
         else None,
     )

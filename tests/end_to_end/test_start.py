@@ -16,6 +16,7 @@ from tests.library.parsing.small_pdf import write_pdf
 pytestmark = pytest.mark.ray
 
 PAGE = (Path(__file__).parents[2] / "docs/start.md").read_text()
+PAGE = PAGE.replace("smollm2-135m", "rapid-embedded")  # which needs no download
 COMMANDS, EXAMPLE = (
     re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)[-1]
     for language in ("bash", "python")

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
-from deployments.cli.server_process import LOCAL_RAY
+from deployments.cli.server.server_process import LOCAL_RAY
 from deployments.config.api_config import ApiKey
 from deployments.config.serve_config import ServeConfig
 from deployments.config.tenants import hash_key

@@ -25,6 +25,11 @@ from rapid.ports import Clock
 
 _WAIT_S = 1.0  # for a process to answer, before it is asked again
 _FRESH_S = 10.0  # ten askings, as a starved process may miss some
+_SHOWN = (  # of an engine's status
+    *("leases_open", "leases_waiting", "max_leases"),
+    *("kv_pages_in_use", "kv_pages_total", "page_tokens", "max_context", "tokens_waiting"),
+    *("host_tokens", "host_tokens_restored", "disk_tokens", "disk_tokens_read"),
+)
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -127,13 +132,7 @@ def _ledger(engine: PoolProcess, status: EngineStatus | None) -> dict[str, Any]:
         return entry | {"status": "unavailable"}
     return entry | {
         "status": "ok",
-        "leases_open": status.leases_open,
-        "leases_waiting": status.leases_waiting,
-        "max_leases": status.max_leases,
-        "kv_pages_in_use": status.kv_pages_in_use,
-        "kv_pages_total": status.kv_pages_total,
-        "page_tokens": status.page_tokens,
-        "max_context": status.max_context,
+        **{name: getattr(status, name) for name in _SHOWN},
     }
 
 

@@ -1,7 +1,8 @@
 """The files of the console, which hold no data: the page calls the API with its reader's own key.
 
 They are loaded from this server alone, and no text that the page shows becomes markup or script:
-the policy below has the browser refuse both.
+the policy below has the browser refuse both. Beside them are two texts to try the page with: a
+generated one for the embedded models, which understand no other, and a real one for the others.
 """
 
 from __future__ import annotations
@@ -12,14 +13,22 @@ from pathlib import Path
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from deployments.api.gate.authentication import check_callers_place
 from deployments.config.tenants import Tenants
+from evaluation.texts.text_questions import document_text
 from library.accounts.books import Accounts
+from rapid.embedded.generator import generate_document
 from rapid.errors import Unauthorized
+
+SAMPLES: dict[str, Callable[[], str]] = {
+    "generated.txt": lambda: generate_document(7, 1000).text,
+    "english.txt": lambda: document_text("objects"),
+}
+"""Texts by their files' names; `static/sample.js` asks about them."""
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +98,10 @@ class ConsoleFiles:
                 self._has_warned = True
                 _log.warning("no console for other machines: the server has no keys (api.keys)")
             raise
-        response = await self._files.get_response(name, request.scope)
+        if name in SAMPLES:
+            response: Response = PlainTextResponse(SAMPLES[name]())
+        else:
+            response = await self._files.get_response(name, request.scope)
         response.headers.update(_HEADERS)
         return response
 

@@ -181,10 +181,11 @@ class StoreRoutes:
         return JSONResponse(deletion_object(request.path_params["file_id"], "vector_store.file"))
 
     async def _content(self, request: Request) -> Response:
-        """Answer with the text that is searched."""
+        """Answer with the text that is searched, and where the pages of its file begin."""
         stored = await self._find_text(request)
         library = await self._library.get()
         (document,) = await library.documents.resolve(request.state.caller, [stored.ref])
+        layout = await library.documents.layout(stored.file_id)
         data = [{"type": "text", "text": document.text}]
         return JSONResponse(
             {
@@ -192,6 +193,7 @@ class StoreRoutes:
                 "data": data,
                 "has_more": False,
                 "next_page": None,
+                "rapid": {"pages": [each.start for each in layout.pages]},
             }
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,7 @@ _CAUSES: dict[type[BaseException], str] = {
 _OTHER = "other"
 CAUSES = frozenset({*_CAUSES.values(), _OTHER})
 _LEFT = (ClientLeft, ClientDisconnect, asyncio.CancelledError)
+_TOTALS = ("ok", "refused", "failed", "left", "drafted", "accepted")  # counts since the start
 
 
 class RequestRecord:
@@ -144,6 +146,17 @@ class AccessLog:
         self._clock = clock
         self._metrics = metrics
         self._accounts = accounts
+        self._open: set[RequestRecord] = set()
+        self._totals = Counter(dict.fromkeys(_TOTALS, 0))
+
+    def counts(self) -> dict[str, int]:
+        """Return how many requests wait, are answered and have ended here, by outcome.
+
+        A request waits until its answer begins: for a place, its documents and its leases. Beside
+        them are the drafted tokens of complete answers, and how many of these were accepted.
+        """
+        answering = sum(each.mode is not None for each in self._open)
+        return {"waiting": len(self._open) - answering, "answering": answering, **self._totals}
 
     @contextmanager
     def request(
@@ -151,6 +164,7 @@ class AccessLog:
     ) -> Iterator[RequestRecord]:
         """Record one request for the duration of the context; its model may be noted later."""
         record = RequestRecord(request_id, caller, model, self._clock)
+        self._open.add(record)
         try:
             yield record
         except BaseException as error:
@@ -181,6 +195,10 @@ class AccessLog:
     def _close(self, record: RequestRecord) -> None:
         ended = self._clock()
         outcome, cause = record.ending()
+        self._open.discard(record)
+        self._totals[outcome] += 1
+        for each in record.receipt.choices if record.receipt else ():
+            self._totals.update(drafted=each.drafted, accepted=each.accepted)
         if record.reservation is not None:
             record.reservation.settle(sum(record.told) if outcome == "left" else None)
         if self._accounts is not None and record.answer_id and record.mode is not None:

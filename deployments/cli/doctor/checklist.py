@@ -32,6 +32,7 @@ CHECKS: tuple[Check, ...] = (
     configuration_checks.check_port,
     configuration_checks.check_qdrant,
     ray_checks.check_leftovers,
+    ray_checks.check_cluster,
     ray_checks.check_token,
     ray_checks.check_front,
 )

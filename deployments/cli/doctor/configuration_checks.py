@@ -44,20 +44,10 @@ def check_file(_: Machine, subject: Subject) -> CheckResult:
 
 def check_models(_: Machine, subject: Subject) -> CheckResult:
     """Check that the weights are here, or will be fetched."""
+    from deployments.config.preflight import models_of
     from rapid.checkpoints.hub import find_hub_names, has_weights
 
-    engines = [
-        part.settings.engine.model
-        for config in subject.configs.values()
-        for part in config.engine_parts.values()
-    ]
-    embedders = [
-        model
-        for config in subject.configs.values()
-        for served in config.served
-        if (model := getattr(served.config.retriever.retrieval.embedder, "model", None))
-    ]
-    names = sorted({*engines, *embedders})
+    names = sorted({name for config in subject.configs.values() for name in models_of(config)})
     if not names:
         return CheckResult("models", "ok", "none is known of")
     absent = [name for name in find_hub_names(names) if not has_weights(name)]
@@ -76,7 +66,7 @@ def check_models(_: Machine, subject: Subject) -> CheckResult:
 
 def check_port(_: Machine, subject: Subject) -> CheckResult:
     """Check that the HTTP port is free, or this folder's own server has it."""
-    from deployments.cli.server_process import running_pid
+    from deployments.cli.server.server_process import running_pid
 
     if subject.address is None:
         return CheckResult("port", "ok", "none is known of")

@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 import psutil
 
-from deployments.cli.server_state import PARTS_OF_RAY
+from deployments.cli.server.server_state import PARTS_OF_RAY
 
 _INIT = 1  # the process whose children have lost their parents
 _SMI_TIMEOUT_S = 2.5  # below the three seconds of all checks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from importlib.util import find_spec
 
 from deployments.cli.doctor.check_result import CheckResult
@@ -13,6 +14,7 @@ _FRONTS = (
     "RAY_SERVE_ENABLE_DIRECT_INGRESS",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED",
 )
+_CONNECT_TIMEOUT_S = 2.5  # below the three seconds of all checks
 _OTHERS = 0o077  # the permissions of everybody but the owner
 
 
@@ -31,6 +33,25 @@ def check_leftovers(machine: Machine, subject: Subject) -> CheckResult:
         f"{left} is left over from an earlier run, or from `ray start`",
         f"kill {' '.join(str(each.pid) for each in orphans)}, if nobody uses it",
     )
+
+
+def check_cluster(machine: Machine, _: Subject) -> CheckResult:
+    """Check that the Ray of RAY_ADDRESS answers; Ray itself would try for minutes."""
+    address = machine.environment.get("RAY_ADDRESS", "local")
+    host, _colon, port = address.rpartition(":")
+    if not port.isdigit() or "/" in host:  # `auto`, or ray://...
+        fact = "a Ray of its own is started" if address == "local" else f"RAY_ADDRESS is {address}"
+        return CheckResult("cluster", "ok", fact)
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return CheckResult(
+            "cluster",
+            "error",
+            f"nothing answers at RAY_ADDRESS, which is {address} ({error.strerror or error})",
+            "start that Ray, correct RAY_ADDRESS, or unset it for a Ray of its own here",
+        )
+    return CheckResult("cluster", "ok", f"something answers at RAY_ADDRESS, {address}")
 
 
 def check_token(machine: Machine, subject: Subject) -> CheckResult:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from deployments.cli.questions.error_words import Asker, advise
 from deployments.cli.questions.local_documents import check_sizes
 from deployments.cli.questions.reading_pace import ReadingPace
-from deployments.cli.server_client import (
+from deployments.cli.server.server_client import (
     CONNECT_TIMEOUT_S,
     SILENCE_TIMEOUT_S,
     give_up,
     parse_body,
     refuse,
 )
-from deployments.cli.terminal import Waiting, fail
+from deployments.cli.terminal import Waiting, fail, note
 
 if TYPE_CHECKING:
     import httpx
@@ -45,8 +45,8 @@ class StreamedAnswer:
     final: Json = field(default_factory=dict)
 
 
-def find_card(client: httpx.Client, model: str | None) -> Json:
-    """Return what the server says of a model; of its only one where none is named."""
+def list_cards(client: httpx.Client) -> list[Json]:
+    """Return what the server says of its models, in their order; at least one."""
     import httpx
 
     try:
@@ -56,12 +56,25 @@ def find_card(client: httpx.Client, model: str | None) -> Json:
     if response.status_code != 200:
         refuse(response.status_code, response.content)
     cards: list[Json] = parse_body(response.content).get("data", [])
+    if not cards:
+        fail("the server has no model: is this a RAPID server?")
+    return cards
+
+
+def choose_card(cards: Sequence[Json], model: str | None) -> Json:
+    """Return the card of a model; of the first where none is named, which is said."""
     if model is not None:
         return next((card for card in cards if card["id"] == model), {"id": model})
-    if len(cards) != 1:
-        names = ", ".join(card["id"] for card in cards)
-        fail(f"the server has {names or 'no model'}: choose with --model")
-    return cards[0]
+    first, *others = cards
+    if others:
+        names = ", ".join(card["id"] for card in others)
+        note(f"{first['id']} answers; --model asks another: {names}")
+    return first
+
+
+def is_embedded(card: Json) -> bool:
+    """Return whether a model understands generated documents only."""
+    return bool(card.get("rapid", {}).get("embedded", False))
 
 
 def stream_answer(

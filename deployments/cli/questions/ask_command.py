@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +12,10 @@ from rich.table import Table
 
 from deployments.cli.questions.answer_stream import (
     StreamedAnswer,
+    choose_card,
     document_objects,
-    find_card,
+    is_embedded,
+    list_cards,
     stream_answer,
 )
 from deployments.cli.questions.citations import origin, passages, source_objects
@@ -30,7 +32,8 @@ from deployments.cli.questions.question_options import (
     check_writable,
     make_body,
 )
-from deployments.cli.server_client import KeyOption, Url, connect, refuse
+from deployments.cli.questions.who_wrote import list_tokens
+from deployments.cli.server.server_client import KeyOption, Url, connect, refuse
 from deployments.cli.terminal import (
     DEFAULT_URL,
     USAGE,
@@ -40,6 +43,7 @@ from deployments.cli.terminal import (
     note,
     out,
     print_json,
+    rapid_command,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
 
     from library.parsing import ParsedText
 
+_OWN_TEXT = "smollm2-135m all-minilm-l6-v2"  # which cluster/configs/with-own-text.yaml needs
 _FOREIGN = 0.2  # generated documents have no unknown words, other English 0.7
 _SETTINGS = "seed coupling transfer eta max_draft plausibility draft_top_k transfer_temperature"
 
@@ -86,6 +91,10 @@ def ask(
         bool,
         typer.Option("--stats", help="Print the receipt: how the answer was made, and how fast."),
     ] = False,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Print who wrote each token, and how likely it was."),
+    ] = False,
     as_json: AsJson = False,
     receipt_file: Annotated[
         Path | None,
@@ -96,11 +105,12 @@ def ask(
 ) -> None:
     """Ask a question about documents; the answer streams.
 
-    A line on standard error says which pages or lines of the documents it is from, or that nothing
-    in them is about the question. With --json one object has text, sources, receipt and usage.
+    A line on standard error says which pages or lines of the documents it is from, that its words
+    do not stand there, or that nothing in them is about the question. With --json one object has
+    text, sources, receipt and usage.
 
     The models of the default configuration understand only documents that 'rapid sample-document'
-    has made. For text of your own, start the server with 'make run-text'.
+    has made. For text of your own, ask another with --model.
     """
     if not question.strip():
         fail("the question is empty: write it in quotes", USAGE)
@@ -124,16 +134,16 @@ def ask(
         "retrieval_tokens": retrieval_tokens,
         "documents": document_objects(texts),
         "file_ids": file,
-        "explain": "tokens" if receipt_file else None,
+        "explain": "tokens" if receipt_file else "writers" if explain else None,
     }
     messages = [{"role": "user", "content": question}]
     sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
     answer = StreamedAnswer()
     with connect(url, api_key) as client:
-        card = find_card(client, model)
-        is_embedded = card.get("rapid", {}).get("embedded", False)
-        if is_embedded:
-            warn_of_foreign({name: each.text for name, each in texts.items()}, question)
+        cards = list_cards(client)
+        card = choose_card(cards, model)
+        if is_embedded(card):
+            warn_of_foreign({name: each.text for name, each in texts.items()}, question, cards)
             if not texts and not file:
                 note(
                     "no document is given, and this server's models can only look up answers in "
@@ -153,7 +163,7 @@ def ask(
             if answer.text and not as_json:
                 typer.echo()
     if receipt_file is not None:
-        _write(receipt_file, body, answer.receipt, is_embedded=is_embedded)
+        _write(receipt_file, body, answer.receipt, is_embedded=is_embedded(card))
     documents: Mapping[str, ParsedText | None] = {**texts, **dict.fromkeys(kept)}
     if as_json:
         print_json(
@@ -165,10 +175,12 @@ def ask(
             }
         )
         return
-    if (line := origin(answer.receipt, documents)) is not None:
+    if (line := origin(question, answer.text, answer.receipt, documents)) is not None:
         note(line)
     for place, text in passages(answer.receipt, documents) if sources else ():
         typer.echo(f"\n{place}:\n{text}")
+    if explain:
+        out.print(list_tokens(answer.receipt))
     if stats:
         out.print(_table(answer.receipt, answer.final))
 
@@ -184,18 +196,24 @@ def _write(path: Path, body: _Json, receipt: _Json, *, is_embedded: bool) -> Non
         fail(f"{path} cannot be written: {error.strerror}")
 
 
-def warn_of_foreign(texts: Mapping[str, str], question: str) -> None:
-    """Say of texts that the embedded models cannot understand that they cannot."""
+def warn_of_foreign(texts: Mapping[str, str], question: str, cards: Sequence[_Json]) -> None:
+    """Say of texts that the embedded models cannot understand that they cannot, and which could."""
     from rapid.embedded.wording import unknown_share
 
     texts = texts or {"the question": question}
     shares = {name: unknown_share(text) for name, text in texts.items()}
     name = max(shares, key=lambda each: shares[each])
     if shares[name] > _FOREIGN:
+        others = [card["id"] for card in cards if not is_embedded(card)]
+        instead = (
+            f"ask with --model {others[0]}"
+            if others
+            else f"run '{rapid_command()} models get {_OWN_TEXT}', then 'make run' again"
+        )
         note(
-            "this server's models understand only documents that 'rapid sample-document' has made, "
-            f"and {shares[name]:.0%} of the words of {name} are unknown to them: for English text "
-            "of your own, start the server with 'make run-text'"
+            "this model understands only documents that 'rapid sample-document' has made, and "
+            f"{shares[name]:.0%} of the words of {name} are unknown to it: for English text of "
+            f"your own, {instead}"
         )
 
 

@@ -12,8 +12,10 @@ import typer
 
 from deployments.cli.questions.answer_stream import (
     StreamedAnswer,
+    choose_card,
     document_objects,
-    find_card,
+    is_embedded,
+    list_cards,
     stream_answer,
 )
 from deployments.cli.questions.ask_command import warn_of_foreign
@@ -30,7 +32,7 @@ from deployments.cli.questions.question_options import (
     make_body,
     show_text,
 )
-from deployments.cli.server_client import KeyOption, Url, connect
+from deployments.cli.server.server_client import KeyOption, Url, connect
 from deployments.cli.terminal import DEFAULT_URL, note
 
 if TYPE_CHECKING:
@@ -67,7 +69,8 @@ def chat(
     """
     texts = read_documents(files or [])
     with connect(url, api_key) as client:
-        card = find_card(client, model)
+        cards = list_cards(client)
+        card = choose_card(cards, model)
         conversation = Conversation(
             client,
             card,
@@ -75,8 +78,8 @@ def chat(
             {"mode": mode, "too_long": "sections" if sections else None},
         )
         conversation.add(texts)
-        if card.get("rapid", {}).get("embedded", False) and texts:
-            warn_of_foreign({name: each.text for name, each in texts.items()}, "")
+        if is_embedded(card) and texts:
+            warn_of_foreign({name: each.text for name, each in texts.items()}, "", cards)
         for line in _lines():
             if line.startswith("/"):
                 if not conversation.obey(line):
@@ -147,7 +150,8 @@ class Conversation:
             self._messages = [*messages, {"role": "assistant", "content": answer.text}]
         if answer.receipt and answer.final:  # it is complete
             self._receipt, self._usage = answer.receipt, answer.final["usage"]
-            if (line := origin(answer.receipt, self._texts)) is not None:
+            line = origin(question, answer.text, answer.receipt, self._texts)
+            if line is not None:
                 note(line)
 
     def obey(self, line: str) -> bool:

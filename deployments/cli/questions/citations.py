@@ -12,11 +12,15 @@ Json = dict[str, Any]
 Documents = Mapping[str, "ParsedText | None"]
 """The documents of a question by their names; None for one whose text the server keeps."""
 
+_SAYS_NO_FACT = frozenset({"yes"})  # "no" is a function word
 _OWN_LINES = ("text/plain", "text/markdown")  # whose lines are those of the file
 
 
-def origin(receipt: Json, documents: Documents) -> str | None:
-    """Return one line that says where an answer is from, or None if it has no documents."""
+def origin(question: str, answer: str, receipt: Json, documents: Documents) -> str | None:
+    """Return one line that says where an answer is from, or None if it has no documents.
+
+    Passages in which its words do not stand were looked at, and do not support it.
+    """
     from rapid.answering.decisions import SAYS_NOTHING
 
     if not documents:
@@ -26,10 +30,31 @@ def origin(receipt: Json, documents: Documents) -> str | None:
         whose = " or ".join(names) if len(names) < 3 else f"these {len(names)} documents"
         return f"nothing in {whose} is about this question: check the answer"
     if receipt["chunks"]:
-        return f"from {'; '.join(_places(receipt['chunks'], documents))}"
+        places = "; ".join(_places(receipt["chunks"], documents))
+        stand = _find_standing(question, answer, receipt, documents)
+        if all(stand):
+            return f"from {places}"
+        if any(stand):
+            return f"from {places}; not all of the answer's words stand there: check the answer"
+        return f"looked in {places}; the answer's words do not stand there: check the answer"
     is_asked_for = receipt["reason"] == "asked for"
     why = f"mode {receipt['mode']} looks nothing up" if is_asked_for else receipt["reason"]
     return f"no passages are named: {why}"
+
+
+def _find_standing(question: str, answer: str, receipt: Json, documents: Documents) -> list[bool]:
+    """Return of each statement whether most of its words stand in the passages.
+
+    It is empty where a text is not at hand, or the answer says nothing of its own.
+    """
+    from rapid.citing.copies import CitingRule, find_claims
+
+    if not all(documents.get(chunk["document"]) for chunk in receipt["chunks"]):
+        return []
+    read = "\n".join(text for _, text in passages(receipt, documents))
+    claims = find_claims(0, answer, question)
+    told = [each for each in claims if {word.text.casefold() for word in each.new} - _SAYS_NO_FACT]
+    return [claim.share(read) >= CitingRule().least_overlap for claim in told]
 
 
 def passages(receipt: Json, documents: Documents) -> Iterator[tuple[str, str]]:

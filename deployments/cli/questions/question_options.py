@@ -15,7 +15,7 @@ Mode = Literal["plain", "lossless", "fused", "paper", "rag", "auto"]
 Transfer = Literal["distill", "boost", "adaptive", "mixture"]
 
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="By default the one that the server has.")
+    str | None, typer.Option("--model", help="By default the first that the server has.")
 ]
 ModeOption = Annotated[
     Mode | None, typer.Option("--mode", help="How it is answered; auto by default.")

@@ -21,6 +21,7 @@ from rapid.engines.execution.state import EngineState
 from rapid.engines.execution.watchdog import Watchdog
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.host_tier import HostTier, Move
+from rapid.engines.kv.passages import PassageCache
 from rapid.engines.kv.prefix_cache import as_runs
 from rapid.engines.kv.rings import KeptWindows
 from rapid.engines.work.base import Work
@@ -54,11 +55,13 @@ class ComputeThread:
         *,
         is_watched: bool = True,
         kept: KeptWindows | None = None,
+        passages: PassageCache | None = None,
     ) -> None:
         """Make the thread, which does not run before `start`, and its watchdog if `is_watched`."""
         self.runner = runner
         self.host = host
         self.kept = kept
+        self.passages = passages
         self._state = state
         self._config = config
         self._num_failed = 0  # steps since the last good one
@@ -209,6 +212,9 @@ class ComputeThread:
             pages, host_pages = prefixes.take_dirty()
             stale, rings = ledger.take_stale(), ledger.take_stale_rings()
         for each in erasing:
+            if self.passages is not None:
+                found = self.passages.forget(each.documents)
+                each.found["passages"] = each.found.get("passages", 0) + found
             if self.kept is not None:
                 each.found["memory"] += self.kept.forget(each.documents)
         cache, size = self.runner.cache, self._config.page_tokens
@@ -252,6 +258,8 @@ class ComputeThread:
 
     def _run(self, scheduled: Scheduled) -> list[torch.Tensor]:
         """Run one forward; return each work's wanted logits [num_wanted, vocab]."""
+        for work in dict.fromkeys(work for work, _ in scheduled):
+            work.prepare()
         feeds = [feed for _, feed in scheduled]
         for feed in feeds:
             if feed.ring is not None:

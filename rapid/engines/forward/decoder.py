@@ -138,6 +138,15 @@ class Decoder:
         """Number of last keys that a row attends to, by layer; None for all."""
         return [layer.window for layer in self._layers]
 
+    @property
+    def frequencies(self) -> torch.Tensor | None:
+        """Radians by which keys turn in a position, [rotated / 2]; None if layers differ."""
+        if len(self._ropes) > 1:
+            return None
+        (rope,) = self._ropes
+        frequencies: torch.Tensor = getattr(self._rotary, f"{rope}inv_freq")
+        return frequencies
+
     def __call__(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: RaggedRows
     ) -> torch.Tensor:

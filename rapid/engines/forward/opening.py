@@ -27,6 +27,7 @@ from rapid.engines.forward.tiles import TiledRunner
 from rapid.engines.kv.cache import KVCache, KVLayout
 from rapid.engines.kv.host_tier import HostTier
 from rapid.engines.kv.page_files import PageFiles
+from rapid.engines.kv.passages import PassageCache
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,28 @@ def open_runner(
     num_host_pages = config.host_cache_tokens // config.page_tokens
     host = make_host(layout, num_host_pages, config.page_tokens) if num_host_pages else None
     return runner, host
+
+
+def open_passages(loaded: LoadedModel, config: EngineConfig, runner: Runner) -> PassageCache | None:
+    """Make the cache of passages; None, and a line in the log, where prompts are read together."""
+    if not config.passage_cache_tokens:
+        return None
+    layout = runner.cache.layout
+    frequencies = None if loaded.place is not None else runner.frequencies
+    refusals = {
+        "the model is computed by several processes": loaded.place is not None,
+        "its layers lie on several devices": len(set(layout.devices)) > 1,
+        "KV is kept in fp8": layout.is_fp8,
+        "layers have a sliding window": layout.window is not None,
+        "its own layers turn keys": frequencies is None,
+    }
+    for why, is_so in refusals.items():
+        if is_so:
+            logger.warning("passage_cache_tokens: passages are read together: %s", why)
+            return None
+    assert frequencies is not None
+    max_bytes = layout.num_bytes(config.passage_cache_tokens)
+    return PassageCache(runner.cache, frequencies, max_bytes)
 
 
 def open_page_files(

@@ -47,6 +47,11 @@ class Runner:
         self._kernels = kernels
         self._graphs: StepGraphs | None = None
 
+    @property
+    def frequencies(self) -> torch.Tensor | None:
+        """Those by which keys of every layer turn; None where they are not known here."""
+        return None if self._decoder is None else self._decoder.frequencies
+
     @torch.inference_mode()
     def capture_steps(self, max_context: int, capture: Capture, max_sequences: int = 0) -> None:
         """Run steps as captured graphs, if the kernels allow it.

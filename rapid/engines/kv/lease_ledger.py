@@ -82,6 +82,8 @@ class LeaseLedger:
         """
         tenant, salt = request.terms.tenant, request.terms.cache_salt
         owner = f"{tenant}\0{salt}" if salt else tenant
+        if request.passages:  # whose KV is another, which no answer may depend on
+            owner += "\0apart"
         names = page_names(request.prompt_ids, self.page_tokens, owner)
         sampling = request.terms.sampling
         shapings = [
@@ -309,6 +311,9 @@ class LeaseLedger:
             )
         if request.committed and len(request.committed) != terms.num_choices:
             raise BadRequest("`committed` needs one entry per choice", "n")
+        edges = [0, *itertools.chain.from_iterable(request.passages), num_prompt]
+        if any(after < before for before, after in itertools.pairwise(edges)):
+            raise BadRequest("`passages` need to be parts of the prompt, in order", "messages")
         is_within = all(0 <= start <= stop < num_prompt for start, stop in request.masks)
         if request.masks and not (is_within and len(request.masks) == len(request.committed)):
             raise BadRequest("`masks` need a part of the prompt for each entry of `committed`", "n")

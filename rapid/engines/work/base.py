@@ -70,6 +70,9 @@ class Work(ABC):
     def feeds(self, limit: int) -> list[Feed]:
         """Return the next forward's rows of each sequence; only prefills keep to `limit` rows."""
 
+    def prepare(self) -> None:  # noqa: B027 (most work needs nothing but its rows)
+        """Write KV that the rows of `feeds` need; called before their forward, without the lock."""
+
     @abstractmethod
     def take(self, logits: torch.Tensor) -> Question | None:
         """Count the rows of a sequence; return what to draw from its logits [num_wanted, vocab].
@@ -182,6 +185,10 @@ class SequenceWork(Work):
         """Return the draw of the token that follows `num_tokens` uncommitted ones."""
         terms, position = self.lease.request.terms, self.sequence.num_generated + num_tokens
         return Draw(terms.sampling, terms.speculation, self.choice, position)
+
+    def _explains(self) -> bool:
+        """Return whether it is told how likely the next tokens were."""
+        return self.lease.request.terms.explains_at(self.sequence.num_generated)
 
     def _check_position(self, what: str, position: int, choice: int) -> None:
         here = self.sequence.num_generated

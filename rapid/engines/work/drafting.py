@@ -17,6 +17,7 @@ from rapid.engines.kv.sequences import Proposal, Sequence
 from rapid.engines.work.base import SequenceWork
 from rapid.errors import OutOfStep
 from rapid.messages import DraftBlock, TokenLogprobs, Verdict
+from rapid.receipt import TokenProbs
 from rapid.speculation.acceptance import ends_block
 from rapid.speculation.questions import Answer, Decoded, Proposed, ToDecode, ToPropose
 
@@ -243,6 +244,7 @@ class Decode(SequenceWork):
         self._num_tokens = num_tokens
         self._eos_ids = eos_ids
         self._logprobs: list[TokenLogprobs] = []
+        self._probs: list[TokenProbs] = []
 
     @override
     def begin(self) -> None:
@@ -256,7 +258,8 @@ class Decode(SequenceWork):
     @override
     def _ask(self, logits: torch.Tensor) -> ToDecode:
         draw = self._draw_after(len(self.sequence.draft_ids))
-        return ToDecode(logits[0], draw, self.lease.request.terms.num_logprobs)
+        num_logprobs = self.lease.request.terms.num_logprobs
+        return ToDecode(logits[0], draw, num_logprobs, self._explains())
 
     @override
     def use(self, answer: Answer) -> None:
@@ -266,6 +269,8 @@ class Decode(SequenceWork):
         sequence.draft_ids.append(decoded.token)
         if decoded.logprobs is not None:
             self._logprobs.append(decoded.logprobs)
+        if decoded.probs is not None:
+            self._probs.append(decoded.probs)
         is_finished = decoded.token in self._eos_ids
         if not is_finished and len(sequence.draft_ids) < self._num_tokens:
             return
@@ -282,5 +287,6 @@ class Decode(SequenceWork):
                 is_finished=is_finished,
                 logprobs=tuple(self._logprobs),
                 verify_ms=self.elapsed_ms,
+                probs=tuple(self._probs),
             )
         )

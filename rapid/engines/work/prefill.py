@@ -11,9 +11,11 @@ from rapid.engines.attention.batch import Feed
 from rapid.engines.attention.segments import MAX_STEP_ROWS
 from rapid.engines.kv.cache import KVCache
 from rapid.engines.kv.lease import Lease
+from rapid.engines.kv.passages import PassageCache
 from rapid.engines.kv.prefix_cache import PrefixCache
 from rapid.engines.kv.rings import KeptWindows
 from rapid.engines.kv.sequences import Sequence
+from rapid.engines.work.apart import ApartReading
 from rapid.engines.work.base import Work
 from rapid.errors import OutOfStep
 from rapid.messages import PrefillReceipt, ReadSoFar
@@ -38,8 +40,12 @@ class Prefill(Work):
         prefixes: PrefixCache,
         page_tokens: int,
         kept: KeptWindows | None = None,
+        passages: PassageCache | None = None,
     ) -> None:
         super().__init__(lease, tuple(range(len(lease.sequences))))
+        self._apart: ApartReading | None = None
+        if passages is not None and lease.request.passages:
+            self._apart = ApartReading(lease, passages)
         self._cache = cache
         self._prefixes = prefixes
         self._page_tokens = page_tokens
@@ -91,6 +97,10 @@ class Prefill(Work):
         stop = len(sequence.token_ids) - 1
         if is_prompt:
             stop, scratch = self._end_of_gap()
+            if self._apart is not None:
+                feeds, stop = self._apart.plan(sequence, stop, limit)
+                if feeds:
+                    return feeds
         limit = sequence.most_rows(limit)
         token_ids = sequence.pending(min(limit, stop - sequence.num_computed))
         self._num_fed = len(token_ids)
@@ -100,11 +110,18 @@ class Prefill(Work):
     @override
     def take(self, logits: torch.Tensor) -> Question | None:
         sequence = self._current()
+        if self._apart is not None and self._apart.take(sequence):
+            return None
         read = sequence.num_computed
         sequence.num_computed += self._num_fed
         if read < self._num_prompt:
             self._keep(sequence, read)
         return None
+
+    @override
+    def prepare(self) -> None:
+        if self._apart is not None:
+            self._apart.place()
 
     def _end_of_gap(self) -> tuple[int, int | None]:
         """Return the token at which the next computed page begins, or the end of the prompt."""
@@ -161,6 +178,8 @@ class Prefill(Work):
                     lease_id=request.lease_id,
                     num_tokens=len(request.prompt_ids),
                     num_cached_tokens=self._num_cached,
+                    num_placed_tokens=self._apart.num_placed if self._apart else 0,
+                    reads_apart=self._apart is not None,
                     kv_cache_dtype="fp8" if self._cache.layout.is_fp8 else "auto",
                     scores=tuple(map(tuple, self._scores)),
                 )

@@ -98,6 +98,7 @@ class Scored:
     log_odds: float  # those of the tokens before
     num_logprobs: int | None  # number of alternatives beside each committed token; None for none
     verify_ms: float  # milliseconds that the forward took
+    explains: bool  # whether it is told how likely the committed tokens were
 
 
 class Weigh(Judging):
@@ -116,6 +117,7 @@ class Weigh(Judging):
                 self.sequence.log_odds,
                 self.lease.request.terms.num_logprobs,
                 self.elapsed_ms,
+                self._explains(),
             )
         )
 
@@ -155,8 +157,10 @@ class Verify(Judging):
     @override
     def _ask(self, logits: torch.Tensor) -> ToJudge:
         draw, num_logprobs = self._draw_after(0), self.lease.request.terms.num_logprobs
-        log_odds = self.sequence.log_odds
-        return ToJudge(self._block, logits, draw, self._eos_ids, num_logprobs, log_odds)
+        log_odds, explains = self.sequence.log_odds, self._explains()
+        return ToJudge(
+            self._block, logits, draw, self._eos_ids, num_logprobs, log_odds, explains=explains
+        )
 
     @override
     def use(self, answer: Answer) -> None:

@@ -18,9 +18,11 @@ from rapid.speculation.fast.row_tables import (
     BOOST,
     DECIDED_WORDS,
     DRAFTED,
+    DRAFTED_FUSED,
     DRAFTED_TARGET,
     DRAFTED_TOLD,
     ETA,
+    FUSED,
     IS_ACCEPTED,
     IS_ACCEPTED_SURELY,
     IS_SURE,
@@ -345,6 +347,7 @@ def choose_tokens(
     is_first = (best == top) & (tokens == token.to(tl.float64))
     second = tl.max(tl.where(is_first, seconds, best), 0)
     total = _sum(partial, row, parts, WIDTH)
+    whole_total = total
     # NaN is not below infinity, and the highest number of a row with NaN may be anything.
     is_sure = total < float("inf")
     least, last = _keep_all(vocab)
@@ -353,11 +356,14 @@ def choose_tokens(
         total = tl.load(borders + row * 4 + 2)
         is_sure &= tl.load(borders + row * 4 + 3) > 0
     start = row * vocab
+    out = decided + row * DECIDED_WORDS
+    tl.store(out + FUSED, tl.load(weights + start + token) / whole_total)
     tolerance = 4 * error
     is_accepted, is_surely = row < 0, row < 0
     q = tl.full([], 0.0, tl.float64)
     if drafted >= 0:
         q = tl.load(draft + start + token)
+        tl.store(out + DRAFTED_FUSED, tl.load(weights + start + drafted) / whole_total)
     if mode == RESIDUAL:
         tolerance += error * _NEAR
         of_drafted = tl.load(weights + start + drafted)
@@ -380,7 +386,6 @@ def choose_tokens(
             tl.load(readings + reading + _OTHER_SUM),
         )
         q = (q + _prob(logits, witness, token, other_top, other_sum, temperature, vocab)) / 2
-    out = decided + row * DECIDED_WORDS
     tl.store(out + TOKEN, token.to(tl.float64))
     tl.store(out + IS_SURE, is_sure.to(tl.float64))
     tl.store(out + TARGET, target)

@@ -50,13 +50,15 @@ PROPOSAL = np.dtype(
         ("is_random", np.int64),  # 0 for a greedy one
     ]
 )
-# What is decided: the token that is drawn, p and q of it for the odds, and the drafted token's.
+# What is decided: the token that is drawn, p and q of it for the odds, and the drafted token's. Of
+# both p_hat before filters, which the row has computed anyway, for who asks how likely they were.
 DECIDED = np.dtype(
     [
         (name, np.float64)
         for name in (
             "token", "is_sure", "target", "told",
             "is_accepted", "is_accepted_surely", "drafted_target", "drafted_told",
+            "fused", "drafted_fused",
         )
     ]
 )  # fmt: skip
@@ -72,5 +74,5 @@ MODE, TRANSFER, DRAFTED, WITNESS, TOP_K, KEYS, *_rest = _columns(ROW)
 TEMPERATURE, ETA, PLAUSIBILITY, ODDS, NUMBER, TOP_P = _rest
 ROW_WORDS = tl.constexpr(ROW.itemsize // 8)
 TOKEN, IS_SURE, TARGET, TOLD, *_rest = _columns(DECIDED)
-IS_ACCEPTED, IS_ACCEPTED_SURELY, DRAFTED_TARGET, DRAFTED_TOLD = _rest
+IS_ACCEPTED, IS_ACCEPTED_SURELY, DRAFTED_TARGET, DRAFTED_TOLD, FUSED, DRAFTED_FUSED = _rest
 DECIDED_WORDS = tl.constexpr(DECIDED.itemsize // 8)

@@ -45,9 +45,12 @@ class Row:
     total: float  # sum of ``exp((z - peak) / T)``
     error: float  # bound of the relative error of p
     rounding: float  # bound of the relative error of quotients of two probabilities
+    squares: float = 0.0  # sum of ``p ** 2``, if `is_whole`
 
     @classmethod
-    def read(cls, logits: torch.Tensor, temperature: float, *, is_fine: bool) -> Row:
+    def read(
+        cls, logits: torch.Tensor, temperature: float, *, is_fine: bool, is_whole: bool = False
+    ) -> Row:
         """Read a row, float32 on the CPU [vocab]; of what is no number the error is infinite."""
         array: Float32Array = logits.numpy()
         best = int(array.argmax())
@@ -67,7 +70,8 @@ class Row:
                 weights /= temperature
         total = float(weights.exp_().sum())
         error = rounding if is_fine else _COARSE + rounding
-        return cls(array, temperature, peak, total, error, rounding)
+        squares = float(weights.dot(weights)) / total**2 if is_whole else 0.0
+        return cls(array, temperature, peak, total, error, rounding, squares)
 
     def probs(self, ids: Ids) -> Float64Array:
         """Return p of some tokens, whose quotients are the specification's up to rounding."""
@@ -139,6 +143,12 @@ class Fused:
             return self.share * probs
         return self.share * probs * np.exp(self.sharpening * probs)
 
+    def prob(self, token: int) -> float:
+        """Return p_hat of a token; `total` must be known."""
+        is_own, alone = self.ids == token, np.array([token])
+        weight = self.weights[is_own] if is_own.any() else self.others(self.row.probs(alone))
+        return float(weight.sum()) / self.total
+
     def without_own(self, ids: Ids) -> Ids:
         """Return the tokens among some that have no weight of their own."""
         return _without(ids, self.ids, len(self.row.logits))
@@ -173,8 +183,14 @@ def read_proposal(
     )
 
 
-def fuse_row(row: Row, told: Proposal, draw: Draw, log_odds: float) -> Fused:
-    """Return p_hat before filters, for every rule of `rapid.speculation.fusion.fuse_probs`."""
+def fuse_row(
+    row: Row, told: Proposal, draw: Draw, log_odds: float, *, is_whole: bool = False
+) -> Fused:
+    """Return p_hat before filters, for every rule of `rapid.speculation.fusion.fuse_probs`.
+
+    Its sum is as exact as a decision needs, or `is_whole`, for the probabilities themselves, of a
+    row that was read so.
+    """
     speculation, eta = draw.speculation, draw.speculation.eta
     ids, draft, is_plausible = told.ids, told.draft, told.is_plausible
     probs = row.probs(ids)
@@ -188,13 +204,14 @@ def fuse_row(row: Row, told: Proposal, draw: Draw, log_odds: float) -> Fused:
         mixed = (1 - weight) * probs + weight * told.probs * is_plausible
         error = (row.error + told.error) * (1 + eta)
         slack = is_plausible * mixed * error
-        if draw.is_greedy:  # sharpening does not change the order
+        if draw.is_greedy and not is_whole:  # sharpening does not change the order
             return Fused(row, ids, mixed, slack, share=1 - weight)
         sharpened = mixed * np.exp(eta * weight * mixed)
         slack = is_plausible * sharpened * error
         share, sharpening = 1 - weight, eta * weight * (1 - weight)
         fused = Fused(row, ids, sharpened, slack, 1.0, error, share, sharpening)
-        return _sum_weights(fused, probs, min(MANY, (1 - draw.sampling.top_p) / 2 or MANY))
+        times = 1.0 if is_whole else min(MANY, (1 - draw.sampling.top_p) / 2 or MANY)
+        return _sum_weights(fused, probs, times, is_whole=is_whole)
     move, certainty = draft - probs, 1 / row.total
     scale = 1.0
     if speculation.transfer == "boost":
@@ -208,7 +225,7 @@ def fuse_row(row: Row, told: Proposal, draw: Draw, log_odds: float) -> Fused:
     return Fused(row, ids, moved, slack, total, error)
 
 
-def _sum_weights(fused: Fused, probs: Float64Array, times: float) -> Fused:
+def _sum_weights(fused: Fused, probs: Float64Array, times: float, *, is_whole: bool) -> Fused:
     """Return p_hat of `adaptive` with its total; `probs` are p of the candidates."""
     # Tokens with at least `times` the mean probability are added one by one. Sharpening multiplies
     # the others at most by what it would for the likeliest of them.
@@ -216,6 +233,9 @@ def _sum_weights(fused: Fused, probs: Float64Array, times: float) -> Fused:
     likely = fused.row.probs(fused.without_own(fused.row.at_least(most)))
     rest = fused.share * max(1 - float(probs.sum()) - float(likely.sum()), 0.0)
     half = rest * math.expm1(fused.sharpening * most) / 2
+    if is_whole:  # a sharpened p is p + sharpening * p ** 2, but for even higher powers
+        squares = max(fused.row.squares - float((probs**2).sum() + (likely**2).sum()), 0.0)
+        half = fused.share * fused.sharpening * squares
     total = float(fused.weights.sum()) + float(fused.others(likely).sum()) + rest + half
     return replace(fused, total=total, error=fused.error + (half + fused.error) / total)
 

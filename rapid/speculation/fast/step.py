@@ -18,7 +18,7 @@ import torch
 from rapid.messages import DraftBlock
 from rapid.speculation.acceptance import Judgement
 from rapid.speculation.draw import Draw
-from rapid.speculation.fast.contenders import draw_token, propose_sparsely
+from rapid.speculation.fast.contenders import draw_token, own_prob, propose_sparsely
 from rapid.speculation.fast.judging import has_contenders, judge_by_rows
 from rapid.speculation.noise import Float64Array
 from rapid.speculation.questions import (
@@ -202,7 +202,8 @@ def _alone(question: Question) -> Answer:
         if question.num_logprobs is None and is_long:
             token, is_sure = draw_token(question.logits, question.draw)
             if is_sure:
-                return Decoded(token)
+                is_told, told_of = question.explains, (question.logits, token, question.draw)
+                return Decoded(token, probs=own_prob(*told_of) if is_told else None)
     elif is_long and has_contenders(question):
         return judge_by_rows(question)
     return question.by_specification()

@@ -7,7 +7,7 @@ become tokens and judgements here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import torch
 import triton
 
 from rapid.messages import DraftBlock, Float32Array, Int32Array
+from rapid.receipt import TokenProbs
 from rapid.speculation.acceptance import Judgement, draft_purpose
 from rapid.speculation.draw import Draw, keys_of, uniforms_at
 from rapid.speculation.fast import race_kernels, row_kernels, row_tables
@@ -215,15 +216,18 @@ def _answer(question: ToDecode | ToJudge, rows: row_tables.Table) -> Decoded | J
         return commit_outcomes(question, _outcomes(question, rows))
     if not rows["is_sure"][0]:
         return question.by_specification()
-    token = int(rows["token"][0])
+    token, prob = int(rows["token"][0]), float(rows["target"][0])
+    probs = (TokenProbs(target=prob, sampled=prob),) if question.explains else ()
     if isinstance(question, ToDecode):
-        return Decoded(token)
-    return Judgement((token,), 0, token in question.eos_ids, log_odds=question.log_odds)
+        return Decoded(token, probs=probs[0] if probs else None)
+    is_finished = token in question.eos_ids
+    return Judgement((token,), 0, is_finished, log_odds=question.log_odds, probs=probs)
 
 
 def _outcomes(question: ToJudge, rows: row_tables.Table) -> Iterator[Outcome]:
     """Yield the outcomes of a block's rows, each as if the drafts before it were accepted."""
-    for drafted, row in zip(question.block.token_ids.tolist(), rows, strict=True):
+    block = question.block
+    for place, (drafted, row) in enumerate(zip(block.token_ids.tolist(), rows, strict=True)):
         drawn = Outcome(
             int(row["token"]),
             not _has_residual(question.draw) and int(row["token"]) == drafted,
@@ -231,11 +235,22 @@ def _outcomes(question: ToJudge, rows: row_tables.Table) -> Iterator[Outcome]:
             float(row["target"]),
             float(row["told"]),
         )
+        fused = float(row["fused"])
         is_accepted, is_sure = bool(row["is_accepted"]), bool(row["is_accepted_surely"])
         if _has_residual(question.draw) and (is_accepted or not is_sure):
             probs = float(row["drafted_target"]), float(row["drafted_told"])
             drawn = Outcome(drafted, is_accepted, is_sure, *probs)
+            fused = float(row["drafted_fused"])
+        if question.explains:
+            q = _proposed_prob(block, place, drawn.token)
+            drawn = replace(drawn, probs=(TokenProbs(drawn.target_prob, q, fused),))
         yield drawn
+
+
+def _proposed_prob(block: DraftBlock, row: int, token: int) -> float:
+    """Return q of a token at one position of a block."""
+    probs = block.candidate_probs[row].astype(np.float64)
+    return float(probs[block.candidate_ids[row] == token].sum() / probs.sum())
 
 
 def _decide(questions: Sequence[ToDecode | ToJudge]) -> torch.Tensor:

@@ -217,7 +217,27 @@ class TestWhole:
             "witness_prompt_ids": [6],
             "token_ids": [[4, 5]],
             "origins": [["drafted", "corrected"]],
-        }
+            "tokens": [
+                [
+                    {
+                        "text": "Hello", "writer": "drafted", "target": 0.25, "drafter": 0.5,
+                        "sampled": 0.4, "passage": "c1", "is_thinking": False,
+                    },
+                    {
+                        "text": "", "writer": "corrected", "target": 1.0, "drafter": 0.0,
+                        "sampled": 1.0, "passage": None, "is_thinking": False,
+                    },
+                ]
+            ],
+            "truncated": False,
+        }  # fmt: skip
+
+    async def test_prompts_of_an_explained_answer_are_left_out_if_they_are_not_asked_for(self):
+        orchestrator = ScriptedOrchestrator()
+        for explain in ("tokens", "writers", "none"):
+            await post(ingress(orchestrator), ASK | {"rapid": {"explain": explain}})
+        asked = [(each.explain, each.explains_prompts) for each in orchestrator.requests]
+        assert asked == [(True, True), (True, False), (False, True)]
 
 
 class TestStream:

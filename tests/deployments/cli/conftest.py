@@ -56,7 +56,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script = folder / "serve"
     script.write_text(STAND_IN.format(python=sys.executable))
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr("deployments.cli.server_process.SERVE_COMMAND", (str(script),))
+    monkeypatch.setattr("deployments.cli.server.server_process.SERVE_COMMAND", (str(script),))
     monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -25,7 +25,8 @@ class TestHelp:
     def test_it_loads_nothing_heavy(self):
         code = (
             "import sys; from deployments.cli import app;"
-            "heavy = {'torch', 'transformers', 'ray', 'httpx', 'pydantic'} & sys.modules.keys();"
+            "heavy = {'torch', 'transformers', 'ray', 'httpx', 'numpy', 'pydantic'};"
+            "heavy &= sys.modules.keys();"
             "sys.exit(', '.join(heavy) or 0)"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
@@ -40,7 +41,7 @@ class TestHelp:
 
     def test_paragraphs_flow_whatever_the_lines_of_their_docstrings(self):
         shown = rapid("ask", "-h", env={"COLUMNS": "300"}).output
-        assert "from, or that nothing in them is about the question. With --json" in shown
+        assert "there, or that nothing in them is about the question. With --json" in shown
 
     def test_the_program_tells_its_exit_statuses_and_completes_itself(self):
         shown = " ".join(rapid("-h").output.split())
@@ -54,6 +55,17 @@ class TestHelp:
     def test_it_says_what_the_embedded_models_understand(self):
         for command in ([], ["ask"], ["sample-document"]):
             assert "understand" in rapid(*command, "--help").output
+
+    def test_a_folder_that_cannot_be_used_is_named(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / ".run").write_text("a file")
+        manifests = ["manifests", str(ROOT / "serve_config.yaml"), "a", "--folder", ".run"]
+        for command in (["stop"], manifests):
+            result = rapid(*command)
+            assert result.exit_code == 1
+            said = " ".join(result.stderr.split())
+            assert f"error: {tmp_path}/" in said
+            assert "cannot be used: Not a directory" in said
 
     def test_version(self):
         assert rapid("--version").output.startswith("rapid-serve ")

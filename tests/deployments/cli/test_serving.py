@@ -15,8 +15,8 @@ import pytest
 import yaml
 from ray.exceptions import AuthenticationError
 
-from deployments.cli.server_process import ServerProcess, running_pid, stop_running
-from deployments.cli.server_state import ServerState
+from deployments.cli.server.server_process import ServerProcess, running_pid, stop_running
+from deployments.cli.server.server_state import ServerState
 from tests.deployments.cli.command import rapid
 from tests.rapid.tiny_stored import publish
 
@@ -99,12 +99,13 @@ def serving(config: Path, *options: str) -> subprocess.Popen[str]:
     """`rapid serve` in a process of its own, whose shell has it ignore Ctrl-C."""
     code = (
         "import sys; from pathlib import Path; from types import SimpleNamespace as N;"
-        "import typer; from deployments.cli import serving, server_process;"
+        "import typer; from deployments.cli import serving;"
+        "from deployments.cli.server import server_process;"
         f"server_process.SERVE_COMMAND = ({str(config.parent / 'bin' / 'serve')!r},);"
         "server_process._REST_TIMEOUT_S = 0.1;"
         "model = N(name='m', config=N(is_embedded=False));"
         "found = N(served=[model], parts={}, api=N(console=True));"
-        "serving._examine = lambda path: found;"
+        "serving._examine = lambda path, _: (path, found, '');"
         f"app = typer.Typer(); app.command()(serving.serve); app({['config.yaml', *options]!r})"
     )
     return subprocess.Popen(

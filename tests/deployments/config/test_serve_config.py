@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from deployments.api.ingress import Ingress
 from deployments.app import compose
 from deployments.config.api_config import ApiConfig, ApiKey
+from deployments.config.named_models import ModelsConfig
 from deployments.config.serve_config import LibraryPoolConfig, RetrieverPoolConfig, ServeConfig
 from deployments.config.serve_file import check
 from rapid.catalogue import CatalogueFile, find
@@ -20,7 +21,11 @@ from tests.deployments.test_app import graph
 from tests.rapid import tiny_gguf
 
 ROOT = Path(__file__).parents[3]
-FILES = [ROOT / "serve_config.yaml", *sorted((ROOT / "cluster" / "configs").glob("*.yaml"))]
+EMBEDDED, MAKEFILE = ROOT / "serve_config.yaml", (ROOT / "Makefile").read_text()
+CONFIGS = ROOT / "cluster" / "configs"
+BOTH = CONFIGS / "with-own-text.yaml"
+OWN_TEXT = CONFIGS / "own-text.yaml"
+FILES = [EMBEDDED, *sorted({*CONFIGS.glob("*.yaml")} - {BOTH})]
 
 
 def args_of(path: Path) -> dict[str, Any]:
@@ -63,20 +68,29 @@ def test_the_configurations_are_what_they_say() -> None:
     own = configs["own-text"]
     assert own.drafter == "target"
     for name in (own.target.engine.model, own.retriever.retrieval.embedder.model):
-        entry = find(name)
-        assert isinstance(entry, CatalogueFile)
-        assert f"rapid models get {own.target.engine.model}" in (ROOT / "Makefile").read_text()
-        assert name in (ROOT / "Makefile").read_text()
+        assert isinstance(find(name), CatalogueFile)
     assert own.target.pool.num_gpus == 0
+
+
+def test_both_small_systems_together_are_what_each_is_alone() -> None:
+    both = ModelsConfig.model_validate(args_of(BOTH))
+    alone = [ServeConfig.model_validate(args_of(path)) for path in (EMBEDDED, OWN_TEXT)]
+    assert [model.name for model in both.served] == [each.api.model for each in alone]
+    for together, config in zip(both.served, alone, strict=True):
+        for part in ("target", "drafter", "retriever", "speculation"):
+            assert getattr(together.config, part) == getattr(config, part)
+        assert together.card.default_temperature == config.api.default_temperature
+    assert both.library == alone[0].library
+    assert f"CONFIG ?= {BOTH.relative_to(ROOT)} --fallback {EMBEDDED.name}\n" in MAKEFILE
 
 
 def test_own_text_passes_the_door_once_its_models_are_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAPID_HOME", str(tmp_path))
-    path = ROOT / "cluster" / "configs" / "own-text.yaml"
+    path = OWN_TEXT
     target, embedder = find("smollm2-135m"), find("all-minilm-l6-v2")
-    with pytest.raises(ConfigurationError, match="run `rapid models get smollm2-135m`"):
+    with pytest.raises(ConfigurationError, match="models get smollm2-135m all-minilm-l6-v2`"):
         check(path)
     target.path.parent.mkdir(parents=True)
     long = {"llama.context_length": target.context_tokens}
@@ -108,9 +122,6 @@ def test_no_error_shows_a_stores_key() -> None:
         ServeConfig.model_validate(args)
     assert "SECRETKEY" not in str(refused.value)
     assert "store.url 'qdrant:6333' is no URL" in str(refused.value)
-
-
-EMBEDDED = ROOT / "serve_config.yaml"
 
 
 def with_api(**api: Any) -> ServeConfig:

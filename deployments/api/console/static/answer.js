@@ -3,6 +3,7 @@
 import { ask } from "./asking.js";
 import { button, duration, GrowingText, make, number, plural, Progress } from "./dom.js";
 import { listSources, offsetsIn } from "./places.js";
+import { WhoWrote } from "./who_wrote.js";
 
 /** Parts of a receipt's reason that say that the documents are not about the question. */
 export const SAYS_NOTHING = [
@@ -11,28 +12,48 @@ export const SAYS_NOTHING = [
   "the drafter does not find the answer in what was retrieved",
 ];
 
-/** Returns the line that says what an answer cost: mode, tokens read, drafted tokens kept, seconds. */
-export function describeCost({ receipt, usage, metrics }) {
+const LEAST_TOKENS = 5; // of an answer whose speed says something
+
+/** Returns the tokens a second after the first, or null for an answer that is too short to tell. */
+function speedOf({ usage, metrics }) {
+  const isLong = usage.completion_tokens >= LEAST_TOKENS && metrics.generation_time_ms > 0;
+  return isLong ? (1000 * (usage.completion_tokens - 1)) / metrics.generation_time_ms : null;
+}
+
+/**
+ * Returns the line that says what an answer cost: mode, tokens read, drafted tokens kept, seconds,
+ * and its speed beside that of the last `plain` answer of this page, which `speeds` keeps by model.
+ */
+export function describeCost(result, model, speeds) {
+  const { receipt, usage, metrics } = result;
+  const speed = speedOf(result);
+  const plain = speeds.get(model);
+  if (receipt.mode === "plain" && speed) speeds.set(model, speed);
+  const beside = receipt.mode !== "plain" && speed && plain ? `about ${(speed / plain).toFixed(1)} of plain's speed` : null;
   const before = usage.prompt_tokens_details?.cached_tokens ?? 0;
   const read = `read ${plural(usage.prompt_tokens, "token")}${before ? `, ${number(before)} from before` : ""}`;
   const kept = `${number(receipt.accepted)} of ${plural(receipt.drafted, "drafted token")} kept`;
   const seconds = (metrics.time_to_first_token_ms + metrics.generation_time_ms) / 1000;
-  const parts = [receipt.mode, read, receipt.drafted ? kept : null, `${seconds.toFixed(1)} s`];
+  const parts = [receipt.mode, read, receipt.drafted ? kept : null, `${seconds.toFixed(1)} s`, beside];
   return parts.filter(Boolean).join(" · ");
 }
 
 /** Returns sentences that a reader of the answer must know. */
 export function listWarnings({ receipt, finish }, hasDocuments) {
-  const { reason, is_fallback, left_out, sections, unsupported } = receipt;
+  const { reason, is_fallback, left_out, sections, citations, unsupported } = receipt;
   const isAbout = !SAYS_NOTHING.some((each) => reason.includes(each));
   const without = (unsupported ?? []).filter((each) => each.choice === 0).length;
+  const isCited = (citations ?? []).some((each) => each.choice === 0);
+  const nowhere = isCited
+    ? `${plural(without, "statement")} without a source: check ${without === 1 ? "it" : "them"}.`
+    : "The answer's words do not stand in the passages that were found: check the answer.";
   return [
     hasDocuments && !isAbout && "Nothing in the documents is about this question: check the answer.",
     isAbout && is_fallback && `Answered with less than the mode asks for: ${reason}.`,
     sections && `The documents did not fit, so the model read ${plural(sections.length, "passage")} of them.`,
     left_out && `Left out, as it did not fit: ${plural(left_out.length, "earlier message")}.`,
     finish === "length" && "The answer ended at its length limit.",
-    hasDocuments && isAbout && without && `${plural(without, "statement")} without a source.`,
+    hasDocuments && isAbout && without && nowhere,
   ].filter(Boolean);
 }
 
@@ -47,8 +68,8 @@ function countUp(tell) {
 
 export class Answer {
   /**
-   * `actions` has `openSource(source)`, `followEnd()`, `showCode(body)`, `askForKey(failure)` and
-   * `askAgain(changes)`, with changes of the body's `rapid`.
+   * `actions` has `openSource(source)`, `showFirst(source)`, `followEnd()`, `showCode(body)`, `askForKey(failure)`,
+   * `speeds` and `askAgain(changes)`, with changes of the body's `rapid`.
    */
   constructor(body, title, actions) {
     Object.assign(this, { body, actions });
@@ -149,26 +170,42 @@ export class Answer {
     this.after.append(...warnings.map((each) => make("p", { class: "note" }, each)));
     const { sources, marks } = listSources(result.receipt);
     this.markText(marks, sources);
-    if (sources.length) this.after.append(this.listOf(sources));
+    if (sources.length) {
+      this.after.append(this.listOf(sources));
+      this.actions.showFirst(sources[0]);
+    }
     const code = button("Copy as code", () => this.actions.showCode(this.body));
-    this.after.append(make("p", { class: "cost" }, describeCost(result)), make("div", { class: "actions" }, code));
+    const who = this.explains(result.receipt);
+    this.after.append(make("p", { class: "cost" }, describeCost(result, this.body.model, this.actions.speeds)), make("div", { class: "actions" }, ...who, code));
+  }
+
+  /** Returns the switch that shows who wrote each token in place of the text; none if nobody knows. */
+  explains(receipt) {
+    if (!receipt.explain?.tokens?.[0]?.some((each) => each.text && !each.is_thinking)) return [];
+    let shown = null;
+    const turn = () => {
+      const isOn = this.text.hidden;
+      shown ??= new WhoWrote(receipt, this.growing.text, this.actions.openSource);
+      if (!shown.node.isConnected) this.text.after(shown.node);
+      shown.node.hidden = isOn;
+      this.text.hidden = !isOn;
+      who.setAttribute("aria-pressed", String(!isOn));
+    };
+    const who = button("Who wrote this", turn, { "aria-pressed": "false" });
+    return [who];
   }
 
   /** Puts the numbers of sources behind the statements of the answer. */
   markText(marks, sources) {
     if (!marks.length) return;
-    const { text } = this.growing;
-    const ends = offsetsIn(text, marks.map((each) => each.end));
-    const nodes = [];
-    let at = 0;
-    marks.forEach(({ number: which }, index) => {
-      nodes.push(text.slice(at, ends[index]));
+    const ends = offsetsIn(this.growing.text, marks.map((each) => each.end));
+    const buttons = marks.map(({ number: which }, index) => {
       const source = sources[which - 1];
       const open = () => this.actions.openSource(source);
-      nodes.push(button(`[${which}]`, open, { class: "mark", "aria-label": `Source ${which}: ${source.place}` }));
-      at = ends[index];
+      const name = `Source ${which}: ${source.place}`;
+      return [ends[index], button(`[${which}]`, open, { class: "mark", "aria-label": name })];
     });
-    this.text.replaceChildren(...nodes, text.slice(at));
+    this.growing.insert(buttons);
   }
 
   listOf(sources) {

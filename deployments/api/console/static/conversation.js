@@ -8,10 +8,11 @@ const SEED = 1; // of compared answers, so that chance does not tell them apart
 const NEAR = 80; // pixels from the end within which the page follows a growing answer
 
 export class Conversation {
-  /** `actions` has `openSource(source)`, `showCode(body)`, `askForKey(failure)` and `settings()`. */
+  /** `actions` has `openSource(source)`, `showFirst(source)`, `showCode(body)`, `askForKey(failure)` and `settings()`. */
   constructor(server, documents, actions) {
     Object.assign(this, { server, documents, actions });
     this.list = byId("turns");
+    this.speeds = new Map(); // tokens a second of the last plain answer, by model
     this.follows = true;
     this.list.onscroll = () => {
       this.follows = this.list.scrollHeight - this.list.scrollTop - this.list.clientHeight < NEAR;
@@ -48,7 +49,7 @@ export class Conversation {
   body(question) {
     const { model, mode, temperature } = this.actions.settings();
     const { chosen, keeps } = this.documents;
-    const rapid = { mode, citations: true, progress: true, truncation: "auto" };
+    const rapid = { mode, citations: true, explain: "writers", progress: true, truncation: "auto" };
     if (keeps && chosen.length) rapid.file_ids = chosen.map((each) => each.id);
     if (!keeps && chosen.length) rapid.documents = chosen.map(({ name, text }) => ({ name, text }));
     return {
@@ -87,6 +88,7 @@ export class Conversation {
   answer(question, body, title) {
     return new Answer(body, title, {
       ...this.actions,
+      speeds: this.speeds,
       followEnd: () => this.followEnd(),
       askAgain: (changes) => {
         if (!this.isAsking) this.add(question, [{ ...body, rapid: { ...body.rapid, ...changes } }]);

@@ -1,6 +1,6 @@
 // The list of documents on the left: choosing, adding and deleting them.
 
-import { byId, button, make, plural, Progress } from "./dom.js";
+import { byId, button, legible, make, plural, Progress } from "./dom.js";
 import { listChosen, listDropped } from "./documents.js";
 
 export class DocumentList {
@@ -76,7 +76,7 @@ export class DocumentList {
 
   async remove(entry) {
     const dialog = byId("removal");
-    byId("removal-name").textContent = entry.name;
+    byId("removal-name").textContent = legible(entry.name);
     dialog.returnValue = "keep";
     dialog.showModal();
     await new Promise((resolve) => dialog.addEventListener("close", resolve, { once: true }));
@@ -84,9 +84,9 @@ export class DocumentList {
     try {
       await this.documents.remove(entry);
       this.forget(entry);
-      this.say(`${entry.name} is deleted.`);
+      this.say(`${legible(entry.name)} is deleted.`);
     } catch (failure) {
-      this.say(`${entry.name} is not deleted: ${failure.message}`);
+      this.say(`${legible(entry.name)} is not deleted: ${failure.message}`);
     }
   }
 }
@@ -94,16 +94,17 @@ export class DocumentList {
 class Row {
   constructor(entry, list) {
     this.entry = entry;
+    const name = legible(entry.name);
     this.box = make("input", {
       type: "checkbox",
-      "aria-label": `Ask about ${entry.name}`,
+      "aria-label": `Ask about ${name}`,
       onchange: () => {
         entry.chosen = this.box.checked;
         list.documents.changed(entry);
       },
     });
-    this.name = button(entry.name, () => list.show(entry), { class: "name" });
-    this.removal = button("Delete", () => list.remove(entry), { "aria-label": `Delete ${entry.name}` });
+    this.name = button(name, () => list.show(entry), { class: "name" });
+    this.removal = button("Delete", () => list.remove(entry), { "aria-label": `Delete ${name}` });
     this.detail = make("p", { class: "detail" });
     this.progress = null;
     this.node = make("li", {}, make("div", { class: "row" }, this.box, this.name, this.removal), this.detail);

@@ -180,9 +180,9 @@ export class Documents {
     return (ours ?? (await this.server.call("POST", "v1/vector_stores", { body: STORE }))).id;
   }
 
-  /** Returns the text of a document, as the models read it. */
+  /** Returns the text of a document, as the models read it, and where its pages begin: `{text, pages}`. */
   async read(entry) {
-    if (entry.text !== undefined) return entry.text;
+    if (entry.text !== undefined) return { text: entry.text, pages: [] };
     if (!this.texts.has(entry.id)) {
       this.texts.clear(); // one at a time, as they may be long
       this.texts.set(entry.id, await this.fetchText(entry));
@@ -196,7 +196,7 @@ export class Documents {
     if ((await this.stored(entry.id)) === null) await this.index(entry.id);
     await this.follow(entry);
     const page = await this.server.call("GET", `${path}/content`);
-    return page.data.map((each) => each.text).join("");
+    return { text: page.data.map((each) => each.text).join(""), pages: page.rapid?.pages ?? [] };
   }
 
   async remove(entry) {

@@ -16,6 +16,9 @@ export function make(tag, given = {}, ...children) {
 
 export const button = (text, onclick, given = {}) => make("button", { type: "button", onclick, ...given }, text);
 
+/** Returns a name with signs that turn the writing around shown as such: `\u202efdp.exe` is no PDF. */
+export const legible = (name) => name.replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
+
 export const number = (value) => value.toLocaleString("en-US");
 
 export const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;
@@ -59,14 +62,15 @@ export class Progress {
   }
 }
 
-/** A text that grows piece by piece; what comes within one frame of the screen is one change. */
+/**
+ * A text that grows piece by piece; what comes within one frame of the screen is one change.
+ *
+ * Each paragraph is a block of its own, so that a piece has the browser lay out the last one alone.
+ */
 export class GrowingText {
   constructor(node, changed = () => {}) {
-    this.text = "";
-    this.node = document.createTextNode("");
-    this.changed = changed;
-    this.shown = 0;
-    node.append(this.node);
+    Object.assign(this, { parent: node, changed, frame: null });
+    this.clear();
   }
 
   add(piece) {
@@ -75,16 +79,40 @@ export class GrowingText {
   }
 
   flush() {
-    if (this.frame != null) cancelAnimationFrame(this.frame);
+    if (this.frame !== null) cancelAnimationFrame(this.frame);
     this.frame = null;
-    this.node.appendData(this.text.slice(this.shown));
-    this.shown = this.text.length;
+    const end = this.text.lastIndexOf("\n\n") + 2;
+    if (end > Math.max(this.shown, 1)) {
+      this.show(end);
+      this.last = null;
+    }
+    this.show(this.text.length);
     this.changed();
   }
 
+  show(end) {
+    if (end === this.shown) return;
+    if (this.last === null) {
+      this.last = document.createTextNode("");
+      this.paragraphs.push({ start: this.shown, text: this.last });
+      this.parent.append(make("div", {}, this.last));
+    }
+    this.last.appendData(this.text.slice(this.shown, end));
+    this.shown = end;
+  }
+
+  /** Puts nodes into the text, `[offset, node]` by rising offsets; nothing may be added after that. */
+  insert(places) {
+    let at = this.paragraphs.length - 1;
+    for (const [offset, node] of [...places].reverse()) {
+      while (at > 0 && this.paragraphs[at].start >= offset) at -= 1;
+      const { start, text } = this.paragraphs[at];
+      text.splitText(Math.min(offset - start, text.length)).before(node);
+    }
+  }
+
   clear() {
-    this.text = "";
-    this.shown = 0;
-    this.node.data = "";
+    for (const each of this.paragraphs ?? []) each.text.parentNode.remove();
+    Object.assign(this, { text: "", shown: 0, paragraphs: [], last: null });
   }
 }

@@ -1,5 +1,7 @@
 // Places in texts. The server counts characters as Python does; JavaScript's strings count some twice.
 
+import { legible } from "./dom.js";
+
 /** Returns for each number of characters where it is in a JavaScript string. */
 export function offsetsIn(text, numbers) {
   if (!/[\ud800-\udbff]/.test(text)) return numbers;
@@ -17,9 +19,10 @@ const span = (unit, [first, last]) => (first === last ? `${unit} ${first}` : `${
 
 /** Says where a passage stands: by pages where its file has them, else by lines. */
 export function namePlace(part) {
-  if (part.pages) return `${part.document}, ${span("page", part.pages)}`;
-  if (part.lines) return `${part.document}, ${span("line", part.lines)}`;
-  return part.document;
+  const name = legible(part.document);
+  if (part.pages) return `${name}, ${span("page", part.pages)}`;
+  if (part.lines) return `${name}, ${span("line", part.lines)}`;
+  return name;
 }
 
 const EVIDENCE = {

@@ -3,7 +3,7 @@
 /** Returns the body of a request without what only this page needs. */
 function plain(body) {
   const { stream, stream_options, ...rest } = body;
-  const { progress, ...rapid } = rest.rapid;
+  const { explain, progress, ...rapid } = rest.rapid;
   return { ...rest, rapid };
 }
 

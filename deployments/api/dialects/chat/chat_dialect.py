@@ -125,6 +125,8 @@ class ChatReply:
         for choice in range(cursor.num_roles, len(cursor.marks)):
             cursor = cursor.after_role()
             yield _chunk(frame.role_chunk(choice), cursor)
+        if cursor == self._cursor:  # no chunk begins it, and the first text may be seconds away
+            yield self._comment("ping")
         last: TextDelta | None = None
         async for event in events:
             if event is None:

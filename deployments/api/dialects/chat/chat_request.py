@@ -10,7 +10,7 @@ import datetime
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -151,7 +151,6 @@ class RapidOptions(MethodFields):
     vector_store_ids: Annotated[list[Text], Field(max_length=_MOST_NAMED)] | None = None
     filters: AttributeFilter | None = None
     date: Annotated[datetime.date | None, BeforeValidator(_as_day)] = None
-    explain: Literal["tokens", "none"] | None = None
     progress: bool | None = None
 
 
@@ -337,7 +336,7 @@ class ChatRequest(StreamedFields, ToolSettings, ThinkingFields):
             num_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             is_streamed=bool(self.stream),
             speculation=rapid.as_speculation(),
-            explain=rapid.explain == "tokens",
+            **rapid.as_explanation(),
             citations=bool(rapid.citations),
             ignored=self._ignored,
             penalize_documents=bool(rapid.penalize_documents),

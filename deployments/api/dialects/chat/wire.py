@@ -24,7 +24,7 @@ from rapid.events import (
     ThinkingDelta,
     TokenText,
 )
-from rapid.receipt import ChoiceStatistics, Receipt
+from rapid.receipt import ChoiceStatistics, Explanation, Receipt
 
 Json = dict[str, Any]
 
@@ -279,6 +279,8 @@ def rapid_receipt(receipt: Receipt) -> Json:
     }
     if receipt.joined_query is not None:
         body["query"] = receipt.joined_query
+    if receipt.passages is not None:
+        body["passages"] = asdict(receipt.passages)
     if receipt.ignored:
         body["ignored"] = list(receipt.ignored)
     if receipt.left_out:
@@ -304,7 +306,7 @@ def rapid_receipt(receipt: Receipt) -> Json:
     if receipt.application is not None:
         body["application"] = receipt.application
     if receipt.explanation is not None:
-        body["explain"] = asdict(receipt.explanation)
+        body["explain"] = _explain(receipt.explanation)
     return body
 
 
@@ -327,6 +329,16 @@ def model_card(
         card["max_model_len"] = max_model_len
     waits = {} if silence_s is None else {"silence_s": silence_s}
     return card | {"rapid": {"embedded": is_embedded} | waits | dict(limits)}
+
+
+def _explain(explanation: Explanation) -> Json:
+    """Return `explain` of a receipt; prompts may be long, so that none of it is copied."""
+    names = ("target_prompt_ids", "drafter_prompt_ids", "witness_prompt_ids")
+    return {
+        **{name: getattr(explanation, name) for name in (*names, "token_ids", "origins")},
+        "tokens": [[asdict(token) for token in tokens] for tokens in explanation.tokens],
+        "truncated": explanation.truncated,
+    }
 
 
 def _token(text: str, logprob: float) -> Json:

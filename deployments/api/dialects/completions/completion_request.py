@@ -12,6 +12,7 @@ from rapid.config import MAX_DRAFT, Coupling
 from rapid.messages import GenerateRequest, RawPrompt
 from rapid.requests import (
     MAX_NAME,
+    Explained,
     Fields,
     MethodFields,
     Text,
@@ -61,12 +62,12 @@ class CompletionOptions(Fields):
     max_draft: int | None = Field(None, ge=1, le=MAX_DRAFT)
     coupling: Coupling | None = None
     draft_top_k: int | None = Field(None, ge=1)
-    explain: Literal["tokens", "none"] | None = None
+    explain: Explained | None = None
     progress: bool | None = None
 
     def as_method(self) -> MethodFields:
         """Return the fields that chats have too."""
-        own = self.model_dump(exclude_unset=True, exclude={"explain", "progress"})
+        own = self.model_dump(exclude_unset=True, exclude={"progress"})
         return MethodFields.model_validate(own)
 
 
@@ -99,8 +100,9 @@ class CompletionRequest(StreamedFields):
     @field_validator("rapid")
     @classmethod
     def _explains_one(cls, given: CompletionOptions | None, info: ValidationInfo) -> Any:
-        if given is not None and given.explain == "tokens" and len(info.data.get("prompt", ())) > 1:
-            refuse("explain", "has explain: tokens, which goes with one prompt")
+        explained = given and given.explain
+        if explained not in (None, "none") and len(info.data.get("prompt", ())) > 1:
+            refuse("explain", f"has explain: {explained}, which goes with one prompt")
         return given
 
     @property
@@ -145,7 +147,7 @@ class CompletionRequest(StreamedFields):
             num_logprobs=self.logprobs,
             is_streamed=bool(self.stream),
             speculation=rapid.as_method().as_speculation(),
-            explain=rapid.explain == "tokens",
+            **rapid.as_method().as_explanation(),
             cache_salt=self.cache_salt or "",
             priority=self.priority or 0,
             model=self.model,

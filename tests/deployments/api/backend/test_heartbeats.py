@@ -84,6 +84,7 @@ def test_who_is_stopped_is_silent_after_ten_seconds() -> None:
     assert signs.standing("drafter", is_engine=True) == "gone"
     (told,) = signs.engines()
     assert (told["name"], told["status"], told["leases_open"]) == ("target/e1", "ok", 3)
+    assert {"tokens_waiting", "host_tokens", "disk_tokens_read"} <= told.keys()
 
     engine.is_stopped = True
     clock.now += 10.1

@@ -85,6 +85,19 @@ async def test_the_page_and_all_that_it_loads_are_served_with_a_strict_policy() 
     assert (await fetch(app, "/console/style.css")).headers["content-type"].startswith("text/css")
 
 
+async def test_the_samples_are_texts_that_answer_the_page_s_questions_about_them() -> None:
+    for name, answer in {
+        "generated.txt": "The first deposit of Lonadu is ",
+        "english.txt": "CPython currently uses a reference-\ncounting scheme",
+    }.items():
+        reply = await fetch(ingress(), f"/console/{name}")
+        assert reply.headers["content-type"] == "text/plain; charset=utf-8"
+        assert "content-security-policy" in reply.headers
+        assert answer in reply.text
+        assert f'file: "{name}"' in FILES["sample.js"]
+    assert 'question: "List the three deposits of Lonadu."' in FILES["sample.js"]
+
+
 async def test_what_a_browser_has_is_not_sent_again() -> None:
     app = ingress()
     tag = (await fetch(app, "/console/main.js")).headers["etag"]

@@ -28,6 +28,7 @@ from retrieval.indexing import cut_document, key_of
 from tests.deployments.scripted import ScriptedOrchestrator
 from tests.library.conftest import empty
 from tests.library.libraries import FakeIndex
+from tests.library.parsing.small_pdf import write_pdf
 
 TEXT = "\n".join(f"The code of door {number} is {number * 7}." for number in range(40))
 
@@ -269,6 +270,20 @@ class TestVectorStores:
         place = best.model_extra["rapid"]
         assert TEXT[place["start"] : place["end"]] == best.content[0].text
         assert place["lines"][0] <= 34 <= place["lines"][1]
+
+    async def test_a_text_says_where_its_pages_begin(self, world: World):
+        client = world.client()
+        pdf = io.BytesIO(write_pdf([[(72.0, 720.0, each)] for each in ("One.", "Two.")]))
+        file = await client.files.create(file=("a.pdf", pdf), purpose="user_data")
+        store = await client.vector_stores.create(file_ids=[file.id, await world.upload()])
+        await world.ingest()
+        async for each in client.vector_stores.files.list(store.id):
+            page = await client.vector_stores.files.content(each.id, vector_store_id=store.id)
+            (part,), starts = page.data, page.model_extra["rapid"]["pages"]
+            if each.id == file.id:
+                assert [part.text[start : start + 4] for start in starts] == ["One.", "Two."]
+            else:
+                assert starts == []
 
     async def test_attributes_choose_files(self, world: World):
         client = world.client()

@@ -58,7 +58,7 @@ class TestPort:
         assert checks.check_port(HEALTHY, replace(subject, address=None)).mark == "ok"
 
     def test_this_folder_s_own_server_may_have_it(self, monkeypatch):
-        monkeypatch.setattr("deployments.cli.server_process.running_pid", lambda: 123)
+        monkeypatch.setattr("deployments.cli.server.server_process.running_pid", lambda: 123)
         assert "process 123" in checks.check_port(HEALTHY, shipped()).fact
 
 

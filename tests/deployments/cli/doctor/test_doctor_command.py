@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
+from deployments.cli import serving
 from deployments.cli.doctor.check_result import CheckResult
 from deployments.cli.doctor.checklist import CHECKS, Diagnosis, diagnose
 from deployments.cli.doctor.machine import Machine
 from tests.deployments.cli.command import rapid
-from tests.deployments.cli.doctor.healthy import HEALTHY, shipped, write_config
+from tests.deployments.cli.doctor.healthy import HEALTHY, ROOT, shipped, write_config
+
+# Each takes a tenth of a second or more to import, and is for servers and engines.
+SLOW = {"torch", "httpx", "sentence_transformers", "qdrant_client", "sqlalchemy", "scipy"}
+INIT = "init {} --gpus 4xh100 --document-tokens 60000 --people 40 --teams 2"
 
 
 @pytest.fixture
@@ -52,6 +59,20 @@ def test_serve_refuses_what_cannot_work_in_the_same_words(elsewhere, monkeypatch
     assert "99" not in result.stderr
 
 
+def test_where_models_are_lacking_serve_takes_the_fallback(elsewhere, monkeypatch):
+    monkeypatch.setenv("RAPID_HOME", str(elsewhere))
+    both, alone = ROOT / "cluster/configs/with-own-text.yaml", write_config(elsewhere)
+    wrong = elsewhere / "wrong.yaml"
+    wrong.write_text(both.read_text().replace("max_draft:", "max_drafts:"))
+    chosen, settings, lacking = serving._examine(both, alone)
+    assert (chosen, [model.name for model in settings.served]) == (alone, ["rapid-embedded"])
+    assert lacking.startswith(f"{alone} is served in place of {both}: 'smollm2-135m' and 'all-min")
+    assert lacking.endswith("rapid models get smollm2-135m all-minilm-l6-v2`")
+    assert serving._examine(alone, both)[::2] == (alone, "")
+    result = rapid("serve", str(wrong), "--fallback", str(alone))
+    assert (result.exit_code, "max_drafts" in result.stderr) == (1, True)
+
+
 def test_a_check_that_fails_itself_says_so(elsewhere):
     def fail(machine, subject):
         raise RuntimeError("a mistake of ours")
@@ -61,3 +82,24 @@ def test_a_check_that_fails_itself_says_so(elsewhere):
     found = diagnose(shipped(), HEALTHY, checks=(lambda *_: CheckResult("x", "error", "y"),))
     assert isinstance(found, Diagnosis)
     assert found.status == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "without"),
+    [
+        ("doctor", SLOW),
+        ("check-config", SLOW),
+        (INIT, SLOW | {"ray", "transformers", "fastapi"}),
+    ],
+)
+def test_a_command_imports_nothing_that_it_does_not_need(tmp_path, command, without):
+    words = command.format(tmp_path / "my.yaml").split()
+    code = (
+        "import sys; from deployments.cli import app\n"
+        f"try: app({words!r})\n"
+        "finally: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    assert set(done.stderr.split()) & without == set()
+    assert "deployments.cli" in done.stderr

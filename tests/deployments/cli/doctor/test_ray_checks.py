@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 
 import pytest
 
 from deployments.cli.doctor import ray_checks
+from deployments.cli.doctor.check_result import CheckResult
 from deployments.cli.doctor.machine import RayProcess
 from deployments.cli.doctor.subject import Subject
 from tests.deployments.cli.doctor.healthy import HEALTHY, shipped, write_config
@@ -43,6 +45,20 @@ def test_the_token_is_there_and_its_owner_s_alone(mode, token_mode, joins_cluste
     machine = replace(HEALTHY, token_mode=token_mode, environment={"RAY_AUTH_MODE": mode})
     subject = replace(shipped(), joins_cluster=joins_cluster)
     assert ray_checks.check_token(machine, subject).mark == mark
+
+
+def test_a_ray_to_be_joined_answers():
+    def found(address: str) -> CheckResult:
+        return ray_checks.check_cluster(
+            replace(HEALTHY, environment={"RAY_ADDRESS": address}), shipped()
+        )
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert found(address).mark == "ok"
+    assert found(address).mark == "error"
+    assert address in found(address).fact
+    assert found("auto").mark == found("ray://far:10001").mark == "ok"
 
 
 def test_behind_haproxy_callers_need_keys(tmp_path):

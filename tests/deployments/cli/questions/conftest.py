@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import uvicorn
@@ -20,11 +20,18 @@ class Server:
     """An ingress in a thread, until the test is over."""
 
     def __init__(
-        self, orchestrator: ScriptedOrchestrator, *, is_embedded: bool = False, **config: object
+        self,
+        orchestrator: ScriptedOrchestrator,
+        *,
+        is_embedded: bool = False,
+        others: Sequence[str] = (),
+        **config: object,
     ) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
-        card = ModelCard(is_embedded=is_embedded)
-        settings = ApiConfig(models={"served": card}, **config)  # type: ignore[arg-type]
+        cards = {"served": ModelCard(is_embedded=is_embedded)} | {
+            name: ModelCard() for name in others
+        }
+        settings = ApiConfig(models=cards, **config)  # type: ignore[arg-type]
         ingress = Ingress(orchestrator, settings)
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:

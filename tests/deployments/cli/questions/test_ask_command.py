@@ -66,6 +66,16 @@ class TestAsk:
         for expected in ("fused", "6 of 9 tokens accepted (67%)", "notes [0:40]", "100 read"):
             assert expected in shown
 
+    def test_who_wrote_each_token(self, serve):
+        cited = replace(receipt(is_explained=True), chunks=(ChunkUsed("c1", "notes", 1, 0, 5),))
+        server = serve(STARTED, TextDelta(0, "Hello", (), "stop"), Finished(cited))
+        shown = rapid("ask", "Who?", "--url", server.url, "--explain").stdout
+        (asked,) = server.orchestrator.requests
+        assert (asked.explain, asked.explains_prompts) == (True, False)
+        rows = [line.split() for line in shown.splitlines()]
+        assert ["'Hello'", "drafted", "0.2500", "0.5000", "0.4000", "1"] in rows
+        assert ["''", "corrected", "1.0000", "0.0000", "1.0000"] in rows
+
     def test_what_replay_needs_is_written_to_a_file(self, serve, tmp_path):
         explanation = Explanation((1, 2), (3,), (), ((4, 5),), (("drafted", "corrected"),))
         told = replace(receipt(), explanation=explanation)
@@ -149,9 +159,21 @@ class TestAsk:
         url = serve(EngineFailed("no answer"), is_embedded=True).url
         result = rapid("ask", "-d", str(known), "-d", str(english), "Who?", "--url", url)
         (said, _) = result.stderr.splitlines()
-        assert said.startswith("this server's models understand only documents that")
-        assert "% of the words of licence.txt are unknown to them" in said
-        assert said.endswith("start the server with 'make run-text'")
+        assert said.startswith("this model understands only documents that")
+        assert "% of the words of licence.txt are unknown to it" in said
+        assert said.endswith("models get smollm2-135m all-minilm-l6-v2', then 'make run' again")
+
+    def test_of_several_models_the_first_answers_and_the_others_are_named(self, serve, tmp_path):
+        english = tmp_path / "licence.txt"
+        english.write_text("You may not use this file except in compliance with the License.")
+        server = serve(is_embedded=True, others=["reader", "poet"])
+        asked = ("ask", "-d", str(english), "Who?", "--url", server.url)
+        chosen, warned, *_ = rapid(*asked).stderr.splitlines()
+        assert chosen == "served answers; --model asks another: reader, poet"
+        assert warned.endswith("for English text of your own, ask with --model reader")
+        told = rapid(*asked, "--model", "reader")
+        assert (told.exit_code, "--model" in told.stderr) == (0, False)
+        assert [each.model for each in server.orchestrator.requests] == ["served", "reader"]
 
     def test_nothing_is_said_of_a_generated_document_or_to_real_models(self, serve, tmp_path):
         generated = tmp_path / "document.txt"
@@ -190,7 +212,7 @@ class TestAsk:
         assert rapid("ask", "Who?", "--url", server.url).exit_code == 0
 
     def test_no_server(self, monkeypatch):
-        monkeypatch.setattr("deployments.cli.server_process.running_pid", lambda: None)
+        monkeypatch.setattr("deployments.cli.server.server_process.running_pid", lambda: None)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         result = rapid("ask", "Who?", "--url", f"http://127.0.0.1:{port}")
@@ -198,7 +220,7 @@ class TestAsk:
         assert "make run" in result.stderr
         result = rapid("ask", "Who?", "--url", f"https://127.0.0.1:{port}")
         assert "so write http://" in result.stderr
-        monkeypatch.setattr("deployments.cli.server_process.running_pid", lambda: 123)
+        monkeypatch.setattr("deployments.cli.server.server_process.running_pid", lambda: 123)
         result = rapid("ask", "Who?", "--url", f"http://127.0.0.1:{port}")
         assert "this folder's is running" in result.stderr
         assert "make run" not in result.stderr
@@ -350,4 +372,28 @@ class TestSources:
         documents = {"notes": parsed_from("One. Two. Three.")}
         said = {"reason": "asked for", "mode": "rag"}
         said |= {"chunks": [{"document": "notes", "start": 5, "end": 9}]}  # type: ignore[dict-item]
-        assert origin(said, documents) == "from notes, characters 6-9"
+        assert origin("How many?", "Two.", said, documents) == "from notes, characters 6-9"
+
+    @pytest.mark.parametrize(
+        ("answer", "line"),
+        [
+            ("You may change it.", "from LICENSE, lines 3-4"),
+            ("No.", "from LICENSE, lines 3-4"),
+            (
+                "You may copy it. The mayor decides.",
+                "from LICENSE, lines 3-4; not all of the answer's words stand there: check the "
+                "answer",
+            ),
+            (
+                "The mayor decides.",
+                "looked in LICENSE, lines 3-4; the answer's words do not stand there: check the "
+                "answer",
+            ),
+        ],
+    )
+    def test_passages_without_the_answers_words_do_not_support_it(self, answer, line):
+        said = {"reason": "evidence", "mode": "fused"}
+        start = LICENSE.index("You may copy")
+        found = {"document": "LICENSE", "start": start, "end": LICENSE.index("No warranty")}
+        said |= {"chunks": [found]}  # type: ignore[dict-item]
+        assert origin("What may I do?", answer, said, {"LICENSE": parsed_from(LICENSE)}) == line

@@ -13,7 +13,7 @@ from deployments.api.dialects.chat.wire import (
     rapid_receipt,
 )
 from rapid.events import TextDelta, TokenText
-from rapid.receipt import Citation, Citations
+from rapid.receipt import Citation, Citations, PassagesRead
 from tests.deployments.scripted import receipt
 
 FRAME = ReplyFrame("chatcmpl-1", 0, "m", "fp_1", has_logprobs=True, includes_usage=False)
@@ -44,6 +44,16 @@ def test_a_receipt_names_the_engines_that_keep_kv_in_fp8():
 def test_a_receipt_says_what_a_follow_up_was_searched_for_with():
     assert "query" not in rapid_receipt(receipt())
     assert rapid_receipt(replace(receipt(), joined_query="A? B?"))["query"] == "A? B?"
+
+
+def test_the_receipt_says_how_passages_were_read() -> None:
+    assert "passages" not in rapid_receipt(receipt())
+    read = PassagesRead("apart", 96, "0.990 of the overlap stays")
+    assert rapid_receipt(replace(receipt(), passages=read))["passages"] == {
+        "reading": "apart",
+        "reused_tokens": 96,
+        "reason": "0.990 of the overlap stays",
+    }
 
 
 def test_citations_are_in_the_receipt_of_who_asked_for_them():

@@ -207,6 +207,7 @@ async def test_a_stream_that_broke_goes_on() -> None:
         rest = (
             await http.post("/v1/completions", json=body, headers={"last-event-id": event_id})
         ).text
+    assert whole.startswith("\n\ndata: ")  # it begins before the prompts are read
     again = [json.loads(line[6:]) for line in rest.splitlines() if "{" in line]
     assert [each["choices"] for each in again] == [each["choices"] for each in chunks[2:]]
 

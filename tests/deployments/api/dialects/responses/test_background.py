@@ -22,7 +22,7 @@ from library.library_access import LibraryAccess
 from rapid.errors import LibraryUnavailable, PromptTooLong, TargetUnavailable
 from rapid.events import Finished, TextDelta
 from tests.deployments.api.dialects.responses.test_responses_by_sdk import CALLS, WEATHER
-from tests.deployments.api.files.test_files_by_sdk import World, world
+from tests.deployments.api.files.test_files_by_sdk import World, world  # pytest.mark.slow
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 from tests.deployments.serving import served
 

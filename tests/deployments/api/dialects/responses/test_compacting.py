@@ -11,7 +11,7 @@ from openai.types.responses.response_compact_params import ResponseCompactParams
 from deployments.api.dialects.responses.compacting import CompactRequest
 from deployments.api.dialects.responses.input_items import seal, unseal
 from tests.deployments.api.dialects.responses.test_responses_by_sdk import serve
-from tests.deployments.api.files.test_files_by_sdk import World, world
+from tests.deployments.api.files.test_files_by_sdk import World, world  # pytest.mark.slow
 
 __all__ = ["world"]
 

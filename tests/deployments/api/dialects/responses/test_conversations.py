@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from rapid.errors import LibraryUnavailable
-from tests.deployments.api.files.test_files_by_sdk import World, world
+from tests.deployments.api.files.test_files_by_sdk import World, world  # pytest.mark.slow
 
 __all__ = ["world"]
 

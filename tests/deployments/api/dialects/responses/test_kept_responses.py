@@ -13,7 +13,7 @@ from rapid.errors import LibraryUnavailable
 from rapid.events import Finished, TextDelta
 from rapid.receipt import ChunkUsed, Citation, Citations
 from tests.deployments.api.dialects.responses.test_responses_by_sdk import CALLS, THOUGHT, WEATHER
-from tests.deployments.api.files.test_files_by_sdk import TEXT, World, world
+from tests.deployments.api.files.test_files_by_sdk import TEXT, World, world  # pytest.mark.slow
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt
 
 __all__ = ["world"]

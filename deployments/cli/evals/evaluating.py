@@ -1,0 +1,71 @@
+"""The command ``rapid eval``, which compares quality, speed and cost of modes and baselines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from deployments.cli.evals.eval_options import EvalOptions, gather_options
+from deployments.cli.terminal import USAGE, err, fail, note, out
+
+if TYPE_CHECKING:
+    from evaluation.drivers.item_runner import Plan
+
+_EXTRA = ("datasets", "matplotlib", "rouge_score")  # checked before, not after, hours of answers
+
+
+@gather_options
+def evaluate(options: EvalOptions) -> None:
+    """Compare modes and baselines on a task: quality, speed and cost, with intervals.
+
+    Each answer is written as a line of OUT/results.jsonl; the tables and plots in OUT/report.html
+    and OUT/report.md are made from these lines. With the embedded models, start with:
+    rapid eval --task laptop-quick
+    """
+    if options.is_list:
+        from deployments.cli.evals.eval_display import show_list
+
+        show_list(as_json=options.as_json)
+        return
+    if options.as_json:
+        fail("--json is for --list: a run writes OUT/results.jsonl", USAGE)
+    if (options.task is None) == (options.recipe is None):
+        fail("give --task or --recipe (--list shows what there is)")
+    from deployments.cli.evals.eval_display import show_plan
+    from deployments.cli.evals.eval_plan import plans
+    from rapid.errors import RapidError
+
+    try:
+        for plan, folder in plans(options):
+            if options.dry_run:
+                show_plan(plan, folder, options)
+            else:
+                _run(plan, folder, options)
+    except (RapidError, ValueError, OSError) as error:
+        fail(str(error))
+
+
+def _run(plan: Plan, folder: Path, options: EvalOptions) -> None:
+    """Run or resume a plan, and print the summary of its report."""
+    from deployments.cli.evals.eval_display import show_summary
+    from evaluation.drivers import item_runner
+    from evaluation.loaders import load_items
+
+    if missing := [name for name in _EXTRA if find_spec(name) is None]:
+        fail(f"{', '.join(missing)} cannot be imported: pip install 'rapid-serve[eval]'")
+    plan = replace(plan, items=load_items(plan.task, options.data, options.limit))
+    note(f"{plan.task.name}: {len(plan.items)} items, {plan.num_answers} answers, to {folder}")
+    try:
+        item_runner.run(plan, folder, err)
+    except KeyboardInterrupt:
+        note(f"interrupted; what is done is kept in {folder}: the same command goes on from there")
+        raise typer.Exit(130) from None
+    from evaluation.reports import report
+
+    page = report.write(folder)
+    show_summary(report.summary(folder), out)
+    note(f"written to {page} and, with the plots, to {page.with_name(report.WEB_PAGE)}")

@@ -1,0 +1,1 @@
+"""The commands that choose sizes: a plan of memory and speed, and a configuration."""
