@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from rapid.constraints.structured_outputs import UnusableGrammar, compile_schema
 
@@ -20,7 +20,14 @@ _MOST_REFERENCES = 32  # that lead from one to the next, before they are taken f
 _NAME = re.compile(r"[^<>\s](?:[^<>\n]*[^<>\s])?")  # of a parameter, so that tags can be read back
 # What may be said of a value that may be a text; between tags no more could be enforced of one.
 _OF_TEXTS = {"type", "title", "description", "default", "examples", "anyOf", "oneOf", "$ref"}
-_OF_BOUNDED_TEXTS = {"pattern", "minLength", "maxLength"}
+_OF_BOUNDED_TEXTS = {"pattern", "minLength", "maxLength", "format"}
+_DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_FORMATS = {  # those that pydantic writes of a date, a datetime and a UUID; RFC 3339 and 9562
+    "date": _DATE,
+    "date-time": rf"{_DATE}T([01][0-9]|2[0-3])(:[0-5][0-9]){{2}}(\.[0-9]{{1,9}})?"
+    "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])",
+    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+}
 _OF_OBJECTS = ("anyOf", "oneOf", "allOf", "$ref", "patternProperties", "not", "if")
 
 
@@ -210,7 +217,8 @@ def write_text(
     """Return the rules of a text with its closing tag, of which `rule` is the first.
 
     Raises:
-        UnusableGrammar: It has a pattern whose anchors stand where they cannot be told.
+        UnusableGrammar: It has a pattern whose anchors stand where they cannot be told, or a format
+            that is not known.
     """
     after, text, rules = spell_text(tags.after, special), "TEXT", list[str]()
     if bounds:
@@ -219,6 +227,8 @@ def write_text(
         parts = [rf"/(.|\n){{{least},{most}}}/"]
         # Else a text that is too short could go on behind the tag, to the next one.
         parts.append(rf"~/(.|\n)*{_spell_regex(re.escape(tags.closing))}(.|\n)*/")
+        if "format" in bounds:
+            parts.append(f"/{_FORMATS.get(bounds['format']) or _refuse('format')}/")
         if "pattern" in bounds:
             parts.append(f"/{_find_anywhere(bounds['pattern'])}/")
         rules.append(f"{text}: {' & '.join(parts)}")
@@ -268,7 +278,7 @@ def spell_text(text: str, special: Mapping[str, int]) -> str:
     )
 
 
-def _refuse(keyword: str) -> None:
+def _refuse(keyword: str) -> NoReturn:
     raise UnusableGrammar(
         f"has a schema that cannot be enforced in the form of this model's calls: leave out "
         f"{keyword!r}, or let the model choose whether it calls"

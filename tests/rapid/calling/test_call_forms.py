@@ -183,7 +183,7 @@ def test_arguments_between_tags_follow_the_schema(family: str):
 @pytest.mark.parametrize(
     "schema",
     [
-        {"properties": {"a": {"type": "string", "format": "date"}}},
+        {"properties": {"a": {"type": "string", "format": "email"}}},
         {"properties": {"a": {"type": "string", "pattern": "^x|y$"}}},
         {"properties": {"a": {"type": "string", "pattern": "(^x)"}}},
         {"properties": {"a": {"type": ["string", "null"], "maxLength": 3}}},
@@ -212,6 +212,13 @@ def test_what_cannot_be_enforced_between_tags_is_any_or_refused(family: str, sch
         ({"pattern": "^[a-z]+/\\d$"}, ["ab/3"], ["ab/3\n", "/3", "ab/33", " ab/3"]),
         ({"pattern": "a/b|c"}, ["a/b", "-- c\n", "a c"], ["ab", ""]),
         ({"pattern": "^(a|b)", "minLength": 3}, ["axx", "b\nx"], ["ax", "xax"]),
+        ({"format": "date"}, ["2026-01-31"], ["2026-13-31", "today", "2026-01-31\n"]),
+        (
+            {"format": "date-time"},
+            ["2026-01-31T23:59:00.5Z"],
+            ["2026-01-31T24:00:00Z"],
+        ),
+        ({"format": "uuid"}, ["6b1f0a52-0c4e-4f0b-9d3a-0123456789aB"], ["6b1f0a52"]),
         ({"pattern": "[$^]\\$$"}, ["$$", "x^$"], ["$", "$$ "]),
     ],
 )

@@ -200,7 +200,7 @@ class BackgroundAnswers:
         for each in ours:
             each.saved = state[each]
             if each.reply.id not in held:
-                each.give_up()
+                each.give_up(is_cancelled=await self._memory.is_cancelled(grown[each]))
 
     def follow(self, response_id: str, after: int) -> AsyncIterator[bytes] | None:
         """Return the events of a response after one of them; None if it is not answered here."""

@@ -192,6 +192,20 @@ class Memory:
         assert self._library is not None
         return await (await self._library.get()).running.renew(ids, grown)
 
+    async def is_cancelled(self, grown: Growth) -> bool:
+        """Return whether a response that is not ours any more was cancelled, by any ingress.
+
+        Raises:
+            LibraryUnavailable: It cannot be known.
+        """
+        assert self._library is not None
+        responses = (await self._library.get()).responses
+        try:
+            row = await responses.get(grown.tenant, grown.response["id"])
+        except UnknownDocument:  # it was deleted
+            return False
+        return bool(row.response["status"] == "cancelled")
+
     async def end(self, ended: Growth) -> bool:
         """Keep a response in the background as it ended; return whether it was still ours.
 

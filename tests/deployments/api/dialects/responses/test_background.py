@@ -195,13 +195,17 @@ async def test_a_response_is_cancelled_by_any_ingress_and_says_what_it_said(
     assert refused.value.param == "previous_response_id"
 
 
-async def test_who_follows_a_cancelled_response_is_told_its_end(world: World):
+@pytest.mark.parametrize("is_here", [True, False])
+async def test_who_follows_a_cancelled_response_is_told_its_end(
+    world: World, elsewhere: Ingress, is_here: bool
+):
     Halves(world)
     client = world.client()
     made = await client.responses.create(**ASK)
     following = asyncio.create_task(follow(client, made.id))
     await until_it_says(client, made.id, "Hello")
-    await client.responses.cancel(made.id)
+    world.app = world.app if is_here else elsewhere
+    await world.client().responses.cancel(made.id)
     told = await following
     assert [each["sequence_number"] for each in told] == [*range(len(told))]
     assert told[-1]["type"] == "response.incomplete"
@@ -281,14 +285,16 @@ async def test_a_response_whose_ingress_is_lost_has_failed(
     answer, client = Halves(world), world.client()
     made = await client.responses.create(**ASK)
     await until_it_says(client, made.id, "Hello")
-    background = taking._background
+    background, hangs = taking._background, asyncio.Event()
 
     async def hang(*_: Any) -> Any:
+        hangs.set()
         await asyncio.Event().wait()
 
     running = (await world.access.get()).running
     renew = running.renew
     monkeypatch.setattr(running, "renew", hang)
+    await hangs.wait()  # so that no renewal is under way that would come after the last one
     monkeypatch.setattr(running_responses, "LEASE_S", 0.0)
     await renew([made.id], [])  # which is the last sign of it
     world.app = elsewhere
