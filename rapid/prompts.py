@@ -89,7 +89,7 @@ def plan_drafter_chat(
         messages: The chat, with at least one user message.
         budget_tokens: Tokens that retrieval may fill.
         count_tokens: Token count of the target's tokenizer.
-        question: The end of the last user message to keep, from `rapid.answering.query`;
+        question: The end of the last user message to keep, from `rapid.answering.excerpts.query`;
             None keeps the whole message.
 
     Raises:

@@ -57,7 +57,6 @@ SMALLEST = {
 FOR_HELP = {
     "benchmarks.decoding.reference": "needs a checkout of the reference code",
     "benchmarks.engine.kernel_resources": "tests/benchmarks/engine/ runs it",
-    "benchmarks.engine.quantized": _HUB,
     "benchmarks.gpu": "tests/benchmarks/test_gpu.py runs it",
     "benchmarks.pictures.house": "draws what is committed, and a copy has no commits",
     "rapid doctor": "its exit status tells how the machine is",

@@ -123,7 +123,7 @@ _SHAPES: Mapping[str, str] = {
     "Health": "status:string",
     "Readiness": "ready:boolean",
     "ServerState": (
-        "object:=server_state version:string ready:boolean reason:string? models:object "
+        "object:=server_state ready:boolean reason:string? models:object "
         "pools:object engines:[object] metrics:[string] requests:RequestCounts"
     ),
     "RequestCounts": (

@@ -15,12 +15,12 @@ from typer.core import TyperGroup
 from deployments.cli import (
     doctor_command,
     documents_command,
-    evaluating,
     models,
     replaying,
     samples,
     serving,
 )
+from deployments.cli.evals import evaluating
 from deployments.cli.operating import (
     draining,
     keys,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from rapid.answering.query import choose_query
+from rapid.answering.excerpts.query import choose_query
 from rapid.answering.run import Run
 from rapid.answering.session import Holding
 from rapid.answering.sources import PoolSource

@@ -302,9 +302,9 @@ class Engine:
                 size = host.page_bytes * len(host)
                 erasures.append(Erasure("host memory", size, found["host memory"], pending))
             if (passages := self._passages) is not None:
-                pending = "in use" if is_in_use else None
-                looked_through = passages.num_bytes
-                erasures.append(Erasure("passages", looked_through, found["passages"], pending))
+                held = "in use" if is_in_use else None
+                found_there = found["passages"]
+                erasures.append(Erasure("passages", passages.num_bytes, found_there, held))
             if disk is not None:
                 erasures.append(Erasure("disk", disk.files.num_bytes, on_disk, pending))
         return tuple(erasures)

@@ -12,7 +12,6 @@ from starlette.responses import JSONResponse, Response
 from deployments.api.accounts.account_routes import Endpoint
 from deployments.api.backend.service import GenerationService
 from deployments.api.http.access_log import AccessLog
-from deployments.api.models.model_routes import read_release
 from rapid.errors import TargetUnavailable
 
 _READY_S = 2.0  # less than the proxy's patience (`proxy.ready_in_time.DEADLINE_S`)
@@ -34,7 +33,6 @@ class OperatorRoutes:
         return JSONResponse(
             {
                 "object": "server_state",
-                "version": read_release(),
                 "ready": bool(state["ready"]),
                 "reason": state.get("reason"),
                 "models": state.get("models", {}),

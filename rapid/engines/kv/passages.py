@@ -64,14 +64,9 @@ class PassageCache:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[bytes, KeptPassage] = OrderedDict()  # least recently used first
         self._bytes_of = Counter[str]()  # by tenant
-        self.num_tokens = 0  # of the passages that are kept
+        self.num_tokens = self.num_bytes = 0  # of the passages that are kept
         self.num_placed = 0  # tokens that were put into prompts from here
         self.num_forgettings = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the passages that are kept."""
-        return self._bytes_of.total()
 
     def name(self, owner: str, sinks: Int32Array, token_ids: Int32Array) -> bytes:
         """Return the name of a passage behind some sinks, for whoever shares KV with `owner`."""
@@ -88,25 +83,25 @@ class PassageCache:
         return kept
 
     def keep(
-        self, name: bytes, table: PageTable, start: int, stop: int, owner: KeptPassage
+        self, name: bytes, table: PageTable, start: int, stop: int, fresh: KeptPassage
     ) -> None:
         """Copy the KV at positions [start, stop), which is turned for the place behind the sinks.
 
-        `owner` is a passage without blocks, and becomes the one that is kept if there is room.
+        `fresh` is a passage without blocks, and becomes the one that is kept if there is room.
         """
         is_cuda = self._frequencies.is_cuda
         for stack in self._cache.stacks:
-            size = (*stack.shape[:3], stop - start, stack.shape[4])
-            block = torch.empty(size, dtype=stack.dtype, pin_memory=is_cuda)
-            for inside, slots in _spans(table, start, stop):
-                block[..., inside, :].copy_(stack[..., slots, :], non_blocking=is_cuda)
-            owner.blocks.append(block)
+            parts = [stack[..., slots, :] for _, slots in _spans(table, start, stop)]
+            read = torch.cat(parts, 3)
+            block = torch.empty(read.shape, dtype=read.dtype, pin_memory=is_cuda)
+            fresh.blocks.append(block.copy_(read, non_blocking=is_cuda))
         self.drop(name)
-        if owner.num_bytes > self._max_bytes:
+        if fresh.num_bytes > self._max_bytes:
             return
-        self._kept[name] = owner
-        self._bytes_of[owner.tenant] += owner.num_bytes
-        self.num_tokens += owner.num_tokens
+        self._kept[name] = fresh
+        self._bytes_of[fresh.tenant] += fresh.num_bytes
+        self.num_bytes += fresh.num_bytes
+        self.num_tokens += fresh.num_tokens
         while self.num_bytes > self._max_bytes:
             largest = max(self._bytes_of, key=lambda each: self._bytes_of[each])
             self.drop(next(n for n, each in self._kept.items() if each.tenant == largest))
@@ -116,8 +111,9 @@ class PassageCache:
     ) -> None:
         """Write a passage's part for [start, stop), keys turned `by`; it begins at `first`."""
         for stack, block in zip(self._cache.stacks, kept.blocks, strict=True):
-            part = block[..., start - first : stop - first, :]
-            keys, values = part.to(stack.device, non_blocking=True).unbind(1)
+            # Whole, as pinned memory is copied behind what is still on its way there.
+            moved = block.to(stack.device, non_blocking=True)
+            keys, values = moved[..., start - first : stop - first, :].unbind(1)
             keys = self.turn(keys, by)
             for inside, slots in _spans(table, start, stop):
                 stack[:, 0, :, slots] = keys[:, :, inside]
@@ -148,6 +144,8 @@ class PassageCache:
         if kept is None:
             return
         self._bytes_of[kept.tenant] -= kept.num_bytes
+        self._bytes_of += Counter()  # forgets tenants without passages
+        self.num_bytes -= kept.num_bytes
         self.num_tokens -= kept.num_tokens
         if self._frequencies.is_cuda:  # a copy may be on its way
             torch.cuda.current_stream(self._frequencies.device).synchronize()

@@ -104,7 +104,7 @@ export class Operators {
   forget() {
     this.cards = new Map();
     this.counts = []; // `[time, counts]` of the latest looks
-    this.usage = null;
+    this.usage = this.version = null;
     this.num_looks = 0;
     this.seenAt = null;
     this.list.replaceChildren();
@@ -130,6 +130,7 @@ export class Operators {
   async read(isWanted) {
     try {
       const state = await this.server.call("GET", "v1/admin/state");
+      this.version ??= (await this.server.call("GET", "version")).version;
       const usage = this.num_looks % LOOKS_OF_USAGE === 0 ? await this.readUsage("&tenant=*") : this.usage;
       if (!isWanted()) return false;
       this.num_looks += 1;
@@ -154,10 +155,10 @@ export class Operators {
     }
   }
 
-  showState({ version, ready, reason, models, pools, engines, metrics, requests }) {
+  showState({ ready, reason, models, pools, engines, metrics, requests }) {
     const state = ready ? ["ready", "Ready: questions are answered."] : ["down", `Not ready: ${reason ?? "unknown"}.`];
     const each = Object.entries(models).map(([name, isReady]) => [name, isReady ? "ready" : "not ready"]);
-    this.card("Server").show(state, [...each, ["Release", version], ...(metrics.length ? [["Metrics", metrics.join(", ")]] : [])]);
+    this.card("Server").show(state, [...each, ["Release", this.version], ...(metrics.length ? [["Metrics", metrics.join(", ")]] : [])]);
     const now = performance.now();
     if (this.counts.length && requests.drafted < this.counts.at(-1)[1].drafted) this.counts = []; // it began anew
     this.counts = [...this.counts.filter(([at]) => now - at <= RECENT_MS), [now, requests]];

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rapid.answering.query import choose_query, join_earlier
+from rapid.answering.excerpts.query import choose_query, join_earlier
 from rapid.chat_messages import Message
 from tests.retrieval.tokens import words
 

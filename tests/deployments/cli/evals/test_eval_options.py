@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from deployments.cli.eval_options import EvalOptions, gather_options
+from deployments.cli.evals.eval_options import EvalOptions, gather_options
 
 
 def asked(*arguments: str, **environment: str) -> EvalOptions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rapid.answering.passage_order import PassageOrder
+from rapid.answering.excerpts.passage_order import PassageOrder
 from rapid.answering.prompting import RequestPrompts
 from rapid.chat_messages import Document, Message
 from rapid.checkpoints.text import ChatText

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from deployments.cli.eval_options import EvalOptions, gather_options
+from deployments.cli.evals.eval_options import EvalOptions, gather_options
 from deployments.cli.terminal import USAGE, err, fail, note, out
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def evaluate(options: EvalOptions) -> None:
     rapid eval --task laptop-quick
     """
     if options.is_list:
-        from deployments.cli.eval_display import show_list
+        from deployments.cli.evals.eval_display import show_list
 
         show_list(as_json=options.as_json)
         return
@@ -35,8 +35,8 @@ def evaluate(options: EvalOptions) -> None:
         fail("--json is for --list: a run writes OUT/results.jsonl", USAGE)
     if (options.task is None) == (options.recipe is None):
         fail("give --task or --recipe (--list shows what there is)")
-    from deployments.cli.eval_display import show_plan
-    from deployments.cli.eval_plan import plans
+    from deployments.cli.evals.eval_display import show_plan
+    from deployments.cli.evals.eval_plan import plans
     from rapid.errors import RapidError
 
     try:
@@ -51,7 +51,7 @@ def evaluate(options: EvalOptions) -> None:
 
 def _run(plan: Plan, folder: Path, options: EvalOptions) -> None:
     """Run or resume a plan, and print the summary of its report."""
-    from deployments.cli.eval_display import show_summary
+    from deployments.cli.evals.eval_display import show_summary
     from evaluation.drivers import item_runner
     from evaluation.loaders import load_items
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from deployments.cli.eval_options import EvalOptions
+from deployments.cli.evals.eval_options import EvalOptions
 from deployments.cli.terminal import make_title_table, out, print_json
 from evaluation.items import Item
 from evaluation.loaders import load_items

@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from deployments.cli.eval_display import show_summary
+from deployments.cli.evals.eval_display import show_summary
 from tests.deployments.cli.eval_command import rapid_eval, words
 
 

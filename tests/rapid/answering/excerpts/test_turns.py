@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rapid.answering.turns import choose_turns, split_turns
+from rapid.answering.excerpts.turns import choose_turns, split_turns
 from rapid.chat_messages import Document, Message, ToolCall
 from rapid.checkpoints.text import ChatText
 from rapid.errors import PromptTooLong

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from deployments.cli.eval_options import EvalOptions
-from deployments.cli.eval_plan import plans
+from deployments.cli.evals.eval_options import EvalOptions
+from deployments.cli.evals.eval_plan import plans
 from evaluation.recipes import load_recipe
 from rapid.config import EngineConfig
 from rapid.transfers import OWN_RULES
 from tests.deployments.cli.eval_command import rapid_eval, words
 from tests.evaluation.benchmark_files import BENCHMARKS
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[4] / "examples"
 
 
 def test_a_mode_is_a_system_of_its_own(task):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from pydantic import SecretStr, ValidationError
 
-from deployments.cli.eval_options import DRAFTER, TARGET, EvalOptions
+from deployments.cli.evals.eval_options import DRAFTER, TARGET, EvalOptions
 from deployments.cli.terminal import fail
 from evaluation.drivers.judge import JudgeConfig
 from evaluation.recipes import Recipe, load_recipe

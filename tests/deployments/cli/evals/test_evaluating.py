@@ -11,7 +11,7 @@ import psutil
 import pytest
 import yaml
 
-from deployments.cli import evaluating
+from deployments.cli.evals import evaluating
 from evaluation.results import read
 from tests.deployments.cli.eval_command import rapid_eval, words
 from tests.evaluation.tiny_task import SETTINGS
