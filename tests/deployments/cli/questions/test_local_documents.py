@@ -45,7 +45,8 @@ def test_sources_of_a_pdf_have_pages_and_lines_on_them(serve, paper):
     assert said == [
         "from paper.pdf, page 2 line 1\n",
         "from paper.pdf, pages 1-2\n",
-        "from paper.pdf, page 1 lines 1-2\n",
+        "looked in paper.pdf, page 1 lines 1-2; the answer's words do not stand there: check the "
+        "answer\n",
     ]
     shown = ask_about(serve, paper, start, len(text), "--sources").stdout
     assert shown.endswith(
@@ -55,8 +56,8 @@ def test_sources_of_a_pdf_have_pages_and_lines_on_them(serve, paper):
 
 def test_lines_of_a_page_of_html_are_those_of_its_text(serve, tmp_path):
     path = tmp_path / "page.html"
-    path.write_text("<html><body><p>One.</p><p>Two.</p></body></html>")
-    assert ask_about(serve, path, 0, 4).stderr == "from page.html, line 1 of its text\n"
+    path.write_text("<html><body><p>In 1904.</p><p>Two.</p></body></html>")
+    assert ask_about(serve, path, 0, 8).stderr == "from page.html, line 1 of its text\n"
 
 
 def test_json_is_one_object_with_text_sources_receipt_and_usage(serve, paper):
