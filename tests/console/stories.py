@@ -10,99 +10,29 @@ import argparse
 import re
 import sys
 import traceback
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import axe_playwright_python
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
+from tests.console import bad_input, operator_stories, reading  # noqa: F401 (their stories)
+from tests.console.measures import measure
+from tests.console.visit import (
+    ANSWER,
+    DOORS,
+    PHONE,
+    QUESTION,
+    STORIES,
+    WAIT_MS,
+    Visit,
+    drop,
+    file,
+    story,
+    switch,
+)
 from tests.library.parsing.small_pdf import write_pdf
-
-AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
-RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
-DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 375, "height": 667}
-DOORS = "\n".join(f"🚪 The code of door {number} is {20000 + number}." for number in range(9000))
-QUESTION = "What is the code of door 4321?"
-ANSWER = "🚪 The code of door 4321 is 24321."
-WAIT_MS = 30_000  # for what comes by itself; the machine may be slow
-
-Story = Callable[["Visit"], None]
-STORIES: list[Story] = []
-
-
-class Visit:
-    """A page of a browser, which notes what it loads, and what it complains of."""
-
-    def __init__(self, browser: Browser, url: str, **options: Any) -> None:
-        self.url = url
-        context = browser.new_context(**{"viewport": DESKTOP, **options})
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
-        self.page = context.new_page()
-        self.page.set_default_timeout(WAIT_MS)
-        self.complaints: list[str] = []
-        self.elsewhere: list[str] = []
-        self.page.on("console", lambda each: each.type == "error" and self._note(each.text))
-        self.page.on("pageerror", lambda error: self._note(f"uncaught: {error}"))
-        self.page.on("dialog", lambda dialog: (self._note("a dialog"), dialog.dismiss()))
-        self.page.on(
-            "request", lambda each: each.url.startswith(url) or self.elsewhere.append(each.url)
-        )
-
-    def _note(self, text: str) -> None:
-        # A browser says so of every answer that is no 200; the page itself says the rest.
-        if not text.startswith("Failed to load resource"):
-            self.complaints.append(text)
-
-    def open(self, path: str = "/") -> Page:
-        """Open the page and wait until it can be asked."""
-        self.page.goto(self.url + path)
-        expect(self.page.locator("#ask-button")).to_be_enabled(timeout=WAIT_MS)
-        return self.page
-
-    def add(self, name: str = "doors.txt", text: str = DOORS) -> None:
-        """Choose a file, and wait until it is read."""
-        self.page.set_input_files("#files", [file(name, text.encode())])
-        expect(self.row(name)).to_have_attribute("data-state", "ready", timeout=WAIT_MS)
-
-    def row(self, name: str) -> Any:
-        """Return the part of the list that is about a file: the newest of that name."""
-        return self.page.locator("#document-list li").filter(has_text=name).first
-
-    def ask(self, question: str = QUESTION) -> Any:
-        """Ask by the keyboard, and return where the answer will be."""
-        self.page.fill("#question", question)
-        self.page.press("#question", "Enter")
-        return self.page.locator(".turn").last
-
-    def check_access(self, where: str) -> None:
-        """Have axe-core find what people with other senses or tools could not use."""
-        self.page.evaluate(AXE)
-        found = self.page.evaluate("rules => axe.run(document, rules)", RULES)["violations"]
-        told = [(each["id"], [node["target"] for node in each["nodes"]]) for each in found]
-        assert not told, f"{where}: {told}"
-
-    def close(self) -> None:
-        """Leave, and check that the page had no errors and loaded nothing from elsewhere."""
-        self.page.context.close()
-        assert not self.complaints, self.complaints
-        assert not self.elsewhere, self.elsewhere
-
-    def check_fits(self, where: str) -> None:
-        """Check that nothing is wider than the screen."""
-        width = self.page.evaluate("document.documentElement.scrollWidth")
-        assert width <= self.page.viewport_size["width"], f"{where} is {width} pixels wide"
-
-
-def file(name: str, content: bytes) -> Any:
-    return {"name": name, "mimeType": "text/plain", "buffer": content}
-
-
-def story(function: Story) -> Story:
-    STORIES.append(function)
-    return function
 
 
 @story
@@ -201,7 +131,7 @@ def a_person_sees_who_wrote_each_token(visit: Visit) -> None:
 def a_question_is_copied_as_programs_send_it(visit: Visit) -> None:
     page = visit.open()
     visit.add("it's mine.txt", "It's door 7, and its code is 49.\n" * 3)
-    page.get_by_text("Mode, temperature, model").click()
+    page.get_by_text("Mode and temperature").click()
     page.fill("#temperature", "0.5")
     page.select_option("#mode", "fused")
     turn = visit.ask("What's the code of door 7?")
@@ -397,7 +327,7 @@ def everything_is_reached_by_the_keyboard_and_shows_its_focus(visit: Visit) -> N
     page.evaluate("document.activeElement.blur()")
     wanted = page.evaluate(
         """[...document.querySelectorAll("button, input, select, textarea, summary")]
-        .filter((each) => each.checkVisibility() && !each.disabled).length"""
+        .filter((each) => each.checkVisibility() && !each.disabled && each.tabIndex >= 0).length"""
     )
     reached: set[str] = set()
     for _ in range(wanted + 12):
@@ -469,23 +399,6 @@ def a_chosen_folder_is_added_file_by_file(visit: Visit) -> None:
     expect(visit.row(name).get_by_role("checkbox")).to_be_checked()
 
 
-def drop(page: Page, name: str, text: str) -> None:
-    page.evaluate(
-        """([name, text]) => {
-          const dataTransfer = new DataTransfer();
-          dataTransfer.items.add(new File([text], name, { type: "text/plain" }));
-          for (const type of ["dragover", "drop"])
-            document.getElementById("drop").dispatchEvent(
-              new DragEvent(type, { dataTransfer, bubbles: true, cancelable: true }));
-        }""",
-        [name, text],
-    )
-
-
-def switch(visit: Visit, state: str) -> None:
-    urllib.request.urlopen(urllib.request.Request(f"{visit.url}/{state}", method="POST")).close()
-
-
 def take_pictures(browser: Browser, url: str, document: Path, question: str, folder: Path) -> None:
     """Take the pictures of the pages, of a server that answers by itself."""
     looks: dict[str, Any] = {
@@ -535,8 +448,9 @@ def main() -> None:
             document, question, folder = options.pictures
             take_pictures(browser, options.url, Path(document), question, Path(folder))
             return
-        for each in (each for each in STORIES if options.only in each.__name__):
-            for theme in ("light", "dark"):
+        told = [(each, theme) for each in STORIES for theme in ("light", "dark")]
+        for each, theme in [*told, (measure, "light")]:
+            if options.only in each.__name__:
                 visit = Visit(browser, options.url, color_scheme=theme)
                 try:
                     each(visit)
