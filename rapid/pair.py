@@ -27,10 +27,11 @@ from typing import Self
 from typing_extensions import Unpack
 
 from rapid.answering.answers import join_neighbours
+from rapid.answering.pair_pools import Pools
 from rapid.answering.passage_gate import PassageGate
 from rapid.answering.prompting import RequestPrompts
 from rapid.answering.request import RequestRun
-from rapid.answering.services import Pools, Services
+from rapid.answering.services import Services
 from rapid.asking import AskSettings, as_request, in_own_words
 from rapid.chat_messages import Document, Message, ToolCall
 from rapid.checkpoints.facts import read_model_facts
@@ -380,7 +381,7 @@ def _read_paths(documents: Sequence[str | Document | Path]) -> Sequence[str | Do
 
 
 async def _begin_gate(services: Services) -> None:
-    services.gate.begin(services)
+    services.gate.begin(services.prompts, services.pools)
 
 
 def _pool(opening: ExitStack, model: LoadedModel, vocab_size: int | None) -> LocalPool:

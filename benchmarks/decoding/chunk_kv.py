@@ -32,7 +32,7 @@ import rapid
 from benchmarks.engine.filled import random_model
 from benchmarks.reporting import keep, ratios, settings, shown, spread, table
 from evaluation.texts.text_questions import document_names, document_text, questions_of
-from rapid.answering.passage_gate import ask_generated, kept_share, measure_overlaps
+from rapid.answering.passage_gate import ask_generated, compute_share_kept, measure_overlaps
 from rapid.answering.prompting import RequestPrompts
 from rapid.chat_messages import Document, Message
 from rapid.checkpoints.text import ChatText
@@ -139,15 +139,16 @@ def measure_pair(pair: Pair, requests: list[GenerateRequest]) -> dict[str, Any]:
     pair._loop.run(pair._services.gate.end)
     found = list[tuple[float, float, int]]()
     for seed, asked in enumerate(requests):
-        measure = partial(measure_overlaps, pair._services, asked, seed)
+        services = pair._services
+        measure = partial(measure_overlaps, services.prompts, services.pools, asked, seed)
         with suppress(RapidError):  # nothing was retrieved
             found.append(pair._loop.run(measure))
     draw = random.Random(0)
-    shares = sorted(kept_share(draw.choices(found, k=len(found))) for _ in range(1000))
+    shares = sorted(compute_share_kept(draw.choices(found, k=len(found))) for _ in range(1000))
     return {
         "questions": len(found),
         "together": round(sum(each[1] for each in found) / sum(each[2] for each in found), 4),
-        "kept": round(kept_share(found), 4),
+        "kept": round(compute_share_kept(found), 4),
         "interval": [round(shares[25], 4), round(shares[-26], 4)],
     }
 

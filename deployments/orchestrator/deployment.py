@@ -179,7 +179,8 @@ class Orchestrator:
 
         Serve asks for the first time when the replica has started: the pair is measured from then.
         """
-        self._services.gate.begin(self._services)
+        services = self._services
+        services.gate.begin(services.prompts, services.pools)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return how late the event loop is, for Serve's autoscaler."""

@@ -14,9 +14,10 @@ from deployments.orchestrator.ray_pools import RayPool
 from deployments.orchestrator.ray_retrieval import RayRetrieval
 from deployments.orchestrator.ray_verifiers import VerifierSettings
 from library.library_access import LibraryAccess
+from rapid.answering.pair_pools import Pools
 from rapid.answering.passage_gate import PassageGate
 from rapid.answering.prompting import RequestPrompts
-from rapid.answering.services import Pools, Services
+from rapid.answering.services import Services
 from rapid.answering.sources import Drafts
 from rapid.chat_messages import DocumentRef
 from rapid.checkpoints.text import ChatText

@@ -14,8 +14,9 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from rapid.answering.pair_pools import Pools
+from rapid.answering.prompting import RequestPrompts
 from rapid.answering.session import Holding, Role, Session
 from rapid.chat_messages import Document, Message
 from rapid.config import OwnDrafting, SamplingConfig, SpeculationConfig
@@ -24,9 +25,6 @@ from rapid.embedded.wording import DocumentKind
 from rapid.errors import RapidError
 from rapid.messages import GenerateRequest, Int32Array, Terms
 from rapid.ports import EnginePool
-
-if TYPE_CHECKING:
-    from rapid.answering.services import Services
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +55,11 @@ class PassageGate:
     reason: str = "passage_cache_tokens is 0"
     _task: asyncio.Task[None] | None = None
 
-    def begin(self, services: Services) -> None:
+    def begin(self, prompts: RequestPrompts, pools: Pools) -> None:
         """Measure in the background if it is wanted and was not begun."""
         if self.is_wanted and self._task is None:
             self.reason = "the pair is being measured"
-            self._task = asyncio.create_task(self._measure(services))
+            self._task = asyncio.create_task(self._measure(prompts, pools))
 
     async def end(self) -> None:
         """Stop measuring."""
@@ -74,17 +72,17 @@ class PassageGate:
         if self._task is not None:
             await self._task
 
-    async def _measure(self, services: Services) -> None:
+    async def _measure(self, prompts: RequestPrompts, pools: Pools) -> None:
         found: list[_Overlaps] = []
         try:
             while not is_settled(found):
                 asked = ask_generated(len(found))
-                found.append(await measure_overlaps(services, asked, seed=len(found)))
+                found.append(await measure_overlaps(prompts, pools, asked, seed=len(found)))
         except Exception as error:  # read together as ever, whatever it was
             logger.warning("passages are read together: the pair was not measured", exc_info=True)
             self.reason = f"the pair could not be measured ({type(error).__name__})"
             return
-        share = kept_share(found)
+        share = compute_share_kept(found)
         self.is_open = share >= LEAST_KEPT
         self.reason = f"{share:.3f} of the overlap stays over {len(found)} generated questions"
         if not self.is_open:
@@ -94,7 +92,7 @@ class PassageGate:
         )
 
 
-def kept_share(found: Sequence[_Overlaps]) -> float:
+def compute_share_kept(found: Sequence[_Overlaps]) -> float:
     """Return the overlap of reading apart as a share of that of reading together."""
     return sum(each[0] for each in found) / max(sum(each[1] for each in found), 1e-9)
 
@@ -121,13 +119,14 @@ def ask_generated(number: int) -> GenerateRequest:
     )
 
 
-async def measure_overlaps(services: Services, request: GenerateRequest, seed: int) -> _Overlaps:
+async def measure_overlaps(
+    prompts: RequestPrompts, pools: Pools, request: GenerateRequest, seed: int
+) -> _Overlaps:
     """Return the overlaps for one question, summed over the tokens of an answer drawn with a seed.
 
     Raises:
         RapidError: The question has no passages, or an engine cannot be had or cannot score.
     """
-    prompts, pools = services.prompts, services.pools
     assert not isinstance(pools.drafter, OwnDrafting)
     prompt = await prompts.target_prompt(request, pools.max_context["target"])
     read = await prompts.drafter_prompt(request, num_tokens=len(prompt), ignores_drafts=True)

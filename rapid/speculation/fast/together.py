@@ -242,12 +242,12 @@ def _outcomes(question: ToJudge, rows: row_tables.Table) -> Iterator[Outcome]:
             drawn = Outcome(drafted, is_accepted, is_sure, *probs)
             fused = float(row["drafted_fused"])
         if question.explains:
-            q = _proposed_prob(block, place, drawn.token)
+            q = _find_proposal_prob(block, place, drawn.token)
             drawn = replace(drawn, probs=(TokenProbs(drawn.target_prob, q, fused),))
         yield drawn
 
 
-def _proposed_prob(block: DraftBlock, row: int, token: int) -> float:
+def _find_proposal_prob(block: DraftBlock, row: int, token: int) -> float:
     """Return q of a token at one position of a block."""
     probs = block.candidate_probs[row].astype(np.float64)
     return float(probs[block.candidate_ids[row] == token].sum() / probs.sum())

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from rapid.answering.decisions import FUSING
+from rapid.answering.pair_pools import Pools
 from rapid.answering.request import RequestRun
-from rapid.answering.services import Pools, Services
+from rapid.answering.services import Services
 from rapid.chat_messages import Message
 from rapid.config import EngineConfig
 from rapid.engines.local_ports import LocalPool

@@ -15,8 +15,8 @@ from rapid.answering import passage_gate
 from rapid.answering.passage_gate import (
     PassageGate,
     ask_generated,
+    compute_share_kept,
     is_settled,
-    kept_share,
     measure_overlaps,
 )
 from rapid.checkpoints.text import ChatText
@@ -34,13 +34,13 @@ from tests.rapid.answering.test_prompting import (
 )
 
 __all__ = ["chat_text"]
-NONE: Any = SimpleNamespace()  # services that a scripted measurement does not ask for
+NONE: Any = SimpleNamespace()  # prompts and pools that a scripted measurement does not ask for
 
 
 def script(monkeypatch: pytest.MonkeyPatch, *told: tuple[float, float, int] | Exception) -> None:
     """Let the questions give these overlaps, the last of them for all that follow."""
 
-    async def measure(_: object, __: object, seed: int) -> tuple[float, float, int]:
+    async def measure(*_: object, seed: int) -> tuple[float, float, int]:
         found = told[min(seed, len(told) - 1)]
         if isinstance(found, Exception):
             raise found
@@ -51,8 +51,8 @@ def script(monkeypatch: pytest.MonkeyPatch, *told: tuple[float, float, int] | Ex
 
 async def judge(gate: PassageGate) -> PassageGate:
     assert not gate.is_open
-    gate.begin(NONE)
-    gate.begin(NONE)  # once is enough
+    gate.begin(NONE, NONE)
+    gate.begin(NONE, NONE)  # once is enough
     assert not gate.is_open
     assert "being measured" in gate.reason
     await gate.wait()
@@ -85,7 +85,7 @@ async def test_what_cannot_be_measured_stays_shut(
 
 async def test_nothing_is_measured_where_it_is_not_wanted() -> None:
     gate = PassageGate()
-    gate.begin(NONE)
+    gate.begin(NONE, NONE)
     await gate.wait()
     await gate.end()
     assert (gate.is_open, gate.reason) == (False, "passage_cache_tokens is 0")
@@ -98,7 +98,7 @@ async def test_who_closes_the_pair_stops_the_measuring(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(passage_gate, "measure_overlaps", measure)
     gate = PassageGate(is_wanted=True)
-    gate.begin(NONE)
+    gate.begin(NONE, NONE)
     await asyncio.sleep(0)
     await gate.end()
     assert not gate.is_open
@@ -109,7 +109,7 @@ def test_close_calls_take_more_questions() -> None:
     assert not is_settled(near[:11])
     assert not is_settled(near[:30])
     assert is_settled(near)
-    assert kept_share(near) == pytest.approx(0.97)
+    assert compute_share_kept(near) == pytest.approx(0.97)
     assert is_settled([(9.0, 10.0, 20), (9.1, 10.0, 20)] * 6)
 
 
@@ -143,7 +143,10 @@ def pair() -> Iterator[rapid.Pair]:
 
 def test_the_embedded_pair_can_be_measured(pair: rapid.Pair) -> None:
     asked = ask_generated(0)
-    apart, together, length = pair._loop.run(lambda: measure_overlaps(pair._services, asked, 0))
+    services = pair._services
+    apart, together, length = pair._loop.run(
+        lambda: measure_overlaps(services.prompts, services.pools, asked, 0)
+    )
     assert 0 < length <= 24
     assert apart == pytest.approx(together, abs=0.2 * length)
     assert 0 < together <= length
