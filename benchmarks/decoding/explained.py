@@ -7,7 +7,7 @@ be the same. A ratio is that of a repetition's answers: of the `whole` of their 
 their `rounds`, of which reading is no part, and of the `processors`, which say most on a busy
 machine. The goal is at most 1.03.
 
-It takes about 4 minutes on two cores, with `--quick` half a minute.
+It takes about 8 minutes on two cores, with `--quick` half a minute.
 """
 
 from __future__ import annotations
