@@ -45,12 +45,14 @@ class GeneratedOptions(Frozen):
         conversations: With 0, an item is one question about an attached document. Otherwise the
             long text is a dialogue of this many conversations, each about a document that its first
             turn quotes, and the last conversation ends in the item's question.
+        seed: Gives other documents than the split's own, which no choice has seen.
     """
 
     lengths: dict[Annotated[int, Field(ge=200)], Annotated[int, Field(ge=1)]] = Field(min_length=1)
     documents: tuple[DocumentKind, ...] = Field(get_args(DocumentKind), min_length=1)
     questions: tuple[QuestionKind, ...] = Field(get_args(QuestionKind), min_length=1)
     conversations: int = Field(0, ge=0)
+    seed: int | None = None
 
 
 def load(source: Source, data: Path | None) -> Iterator[Item]:
@@ -66,7 +68,8 @@ def load(source: Source, data: Path | None) -> Iterator[Item]:
             f"source.split is {source.split!r}; use one of {', '.join(SPLITS)}"
         )
     options = source.check_options(GeneratedOptions, "generated documents")
-    lengths = [_of_length(source.split, n, options) for n in options.lengths]
+    split = source.split if options.seed is None else f"{source.split} seed {options.seed}"
+    lengths = [_of_length(split, n, options) for n in options.lengths]
     left = dict(enumerate(options.lengths.values()))
     while left:
         for index in list(left):

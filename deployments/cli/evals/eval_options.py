@@ -94,6 +94,13 @@ class EvalOptions:
     limit: Annotated[int | None, _what(min=1, help="Only the first items.", metavar="NUMBER")] = (
         None
     )
+    item_seed: Annotated[
+        int | None,
+        _what(
+            help="Other generated documents than the task's own, for tasks such as laptop.",
+            metavar="NUMBER",
+        ),
+    ] = None
     batch: Annotated[
         int | None,
         _how(

@@ -14,7 +14,7 @@ from deployments.cli.terminal import fail
 from evaluation.drivers.judge import JudgeConfig
 from evaluation.recipes import Recipe, load_recipe
 from evaluation.systems import System, find_baseline
-from evaluation.tasks import EmbedderKind, RetrievalSettings, Task, load_task
+from evaluation.tasks import EmbedderKind, RetrievalSettings, Source, Task, load_task
 from rapid.config import EngineConfig
 from rapid.transfers import run_rules
 
@@ -43,13 +43,30 @@ def plans(options: EvalOptions) -> Iterator[tuple[Plan, Path]]:
     else:
         assert options.task is not None
         tasks = [load_task(options.task)]
-    folder = options.out_dir or Path(".eval") / (options.recipe or tasks[0].name)
+    name = options.recipe or tasks[0].name
+    if options.item_seed is not None:
+        name += f"-{options.item_seed}"
+    folder = options.out_dir or Path(".eval") / name
     if len(tasks) > 1 and options.data is not None and not options.data.is_dir():
         fail(f"--recipe {options.recipe} has {len(tasks)} tasks: give --data a folder of files")
     for task in tasks:
-        changes = {"systems": _systems(task, options), "retrieval": _retrieval(task, options)}
+        changes = {
+            "source": _source(task, options),
+            "systems": _systems(task, options),
+            "retrieval": _retrieval(task, options),
+        }
         plan = _plan(task.model_copy(update=changes), recipe, options)
         yield plan, folder / task.name if len(tasks) > 1 else folder
+
+
+def _source(task: Task, options: EvalOptions) -> Source:
+    """Return the task's source of items, or that of others of their kind."""
+    if options.item_seed is None:
+        return task.source
+    if task.source.loader != "generated":
+        fail(f"--item-seed goes with generated documents, and those of {task.name} are not")
+    update = {"options": {**task.source.options, "seed": options.item_seed}}
+    return task.source.model_copy(update=update)
 
 
 def _systems(task: Task, options: EvalOptions) -> tuple[System, ...]:

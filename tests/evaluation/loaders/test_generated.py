@@ -43,6 +43,11 @@ def test_no_document_is_in_both_splits():
     assert not texts["dev"] & texts["test"]
 
 
+def test_a_seed_gives_documents_that_no_choice_has_seen():
+    texts = [{item.document for item in load(source(seed=seed), None)} for seed in (None, 1, 2)]
+    assert len(set.union(*texts)) == 3 * 24
+
+
 def test_the_long_text_of_a_dialogue_is_the_dialogue():
     for item in load(source(conversations=2, lengths={1200: 12}), None):
         *history, last = item.messages

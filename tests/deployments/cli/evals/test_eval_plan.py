@@ -56,6 +56,18 @@ def test_another_embedder_comes_with_its_own_floor(embedder, told):
     assert told in words(rapid_eval("--dry-run", "--task", "longbench-v2", *options))
 
 
+def test_an_item_seed_asks_about_other_generated_documents_in_a_run_of_their_own():
+    options = EvalOptions(task="laptop-quick", item_seed=7)
+    ((plan, folder),) = plans(options)
+    assert plan.task.source.options["seed"] == 7
+    assert folder == Path(".eval/laptop-quick-7")
+
+
+def test_an_item_seed_is_refused_where_items_are_not_generated():
+    shown = words(rapid_eval("--dry-run", "--task", "real-text", "--item-seed", "7"))
+    assert "--item-seed goes with generated documents, and those of real-text are not" in shown
+
+
 def test_a_server_is_asked_by_one_process_with_its_own_models(task):
     options = EvalOptions(
         task=task, url="http://127.0.0.1:9/", api_key="secret", target="embedded:target"
