@@ -87,8 +87,11 @@ def test_an_ended_run_leaves_its_answers_and_no_worker(tmp_path, number):
     path, results = tmp_path / "long.yaml", tmp_path / "run" / "results.jsonl"
     long = {"source": SETTINGS["source"] | {"options": {"lengths": {300: 400}}}}
     path.write_text(yaml.safe_dump(SETTINGS | long))
-    command = [sys.executable, "-c", "from deployments.cli import app; app()", "eval"]
-    command += ["--task", str(path), "--workers", "2", "--out", str(results.parent)]
+    # A run in the background ignores Ctrl-C, and so would this process if these tests are one.
+    listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code = listens + "from deployments.cli import app; app()"
+    command = [sys.executable, "-c", code, "eval", "--task", str(path)]
+    command += ["--workers", "2", "--out", str(results.parent)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: results.exists() and results.read_text().count("\n") > 2, 180)
         workers = psutil.Process(process.pid).children(recursive=True)
