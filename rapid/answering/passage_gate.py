@@ -36,7 +36,8 @@ _DOCUMENT_TOKENS = 1000  # of which retrieval leaves out the greater part
 _ANSWER_TOKENS = 24  # longer than most answers to generated questions
 _KINDS: tuple[DocumentKind, ...] = ("chronicle", "clinical", "contract", "ledger")
 _TENANT = "passage gate"  # a caller of this name would share generated text alone
-_WAIT_S = 60.0  # for a lease; requests go first
+_WAIT_S = 60.0  # for a lease
+_AGAIN_S = 60.0  # after a failure, before the pair is measured again
 _Overlaps = tuple[float, float, int]  # sums over an answer, apart and together, and its length
 
 
@@ -54,10 +55,14 @@ class PassageGate:
     is_open: bool = False
     reason: str = "passage_cache_tokens is 0"
     _task: asyncio.Task[None] | None = None
+    _again_at: float | None = None  # by the event loop's clock
 
     def begin(self, prompts: RequestPrompts, pools: Pools) -> None:
-        """Measure in the background if it is wanted and was not begun."""
-        if self.is_wanted and self._task is None:
+        """Measure in the background if it is wanted and was not begun, or failed a while ago."""
+        now = asyncio.get_running_loop().time()
+        is_due = self._task is None or (self._again_at is not None and now >= self._again_at)
+        if self.is_wanted and is_due:
+            self._again_at = None
             self.reason = "the pair is being measured"
             self._task = asyncio.create_task(self._measure(prompts, pools))
 
@@ -81,6 +86,7 @@ class PassageGate:
         except Exception as error:  # read together as ever, whatever it was
             logger.warning("passages are read together: the pair was not measured", exc_info=True)
             self.reason = f"the pair could not be measured ({type(error).__name__})"
+            self._again_at = asyncio.get_running_loop().time() + _AGAIN_S
             return
         share = compute_share_kept(found)
         self.is_open = share >= LEAST_KEPT

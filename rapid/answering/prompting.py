@@ -378,7 +378,10 @@ class RequestPrompts:
                 evidence = _evidence_of(found)
         shown = chunks
         if ignores_drafts:
-            shown = self._order.arrange((request.tenant, request.cache_salt), chunks)
+            names = (name for turn in search.plan.turns for name in turn.document_names)
+            ranks = {name: rank for rank, name in enumerate(names)}
+            in_order = sorted(chunks, key=lambda each: ranks[each.document])
+            shown = self._order.arrange((request.tenant, request.cache_salt), in_order)
         messages = drafter_messages(search.plan, shown)
         prompt_ids = await self._encode(self.drafter, request, messages)
         joined = search.joined if search.plan.documents else None
@@ -398,8 +401,8 @@ class RequestPrompts:
         parts = [part for text in texts for part in (text, "\n\n")]
         spans = self.drafter.find_tokens(prompt_ids, parts)
         found, end = list[tuple[int, int]](), 0
-        for (start, _), (_, stop) in zip(spans[::2], spans[1::2], strict=True):
-            if end <= start < stop:
+        for (start, known), (_, stop) in zip(spans[::2], spans[1::2], strict=True):
+            if known and end <= start < stop:
                 found.append((start, stop))
                 end = stop
         return tuple(found)

@@ -78,4 +78,8 @@ def _passages_read(run: Run) -> PassagesRead | None:
         reason = "the answer depends on what is drafted"
     elif run.passages:
         reason = "the drafter's engine reads prompts whole, as its log says"
+    elif run.request.citations:
+        reason = "citations measure what the drafter needed of the whole prompt"
+    elif gate.is_open:
+        reason = "no passage was found in the tokens of the prompt, or the pair was measured later"
     return PassagesRead("together", 0, reason)

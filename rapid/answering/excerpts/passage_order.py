@@ -30,11 +30,11 @@ class PassageOrder:
         """Return passages with those first that begin an earlier prompt, and remember this one.
 
         The others follow by how many of the remembered prompts they stand in, then as given: what
-        recurs makes a beginning that recurs.
+        recurs makes a beginning that recurs. Documents stay in their order.
 
         Args:
             owner: Whose KV is shared, as tenant and salt.
-            passages: The passages, in the order of their documents.
+            passages: The passages, those of a document one after the other.
         """
         known = self._prompts.setdefault(owner, deque(maxlen=_MOST_PROMPTS))
         self._prompts.move_to_end(owner)
@@ -50,6 +50,8 @@ class PassageOrder:
         first = [*takewhile(left.__contains__, best)]
         counts = Counter(key for prompt in known for key in prompt)
         rest = [key for key in left if key not in first]
-        order = (*first, *sorted(rest, key=lambda key: -counts[key]))
+        ordered = [*first, *sorted(rest, key=lambda key: -counts[key])]
+        ranks = {each.document: rank for rank, each in enumerate(passages)}
+        order = tuple(sorted(ordered, key=lambda key: ranks[left[key].document]))
         known.append(order)
         return tuple(left[key] for key in order)

@@ -211,6 +211,8 @@ class ComputeThread:
                 each.awaited = copied if is_new else each.awaited & copied
             pages, host_pages = prefixes.take_dirty()
             stale, rings = ledger.take_stale(), ledger.take_stale_rings()
+        if stale and self.passages is not None:
+            self.passages.num_overwritten += 1
         for each in erasing:
             if self.passages is not None:
                 found = self.passages.forget(each.documents)

@@ -82,9 +82,8 @@ class LeaseLedger:
         """
         tenant, salt = request.terms.tenant, request.terms.cache_salt
         owner = f"{tenant}\0{salt}" if salt else tenant
-        if request.passages:  # whose KV is another, which no answer may depend on
-            owner += "\0apart"
-        names = page_names(request.prompt_ids, self.page_tokens, owner)
+        is_apart = bool(request.passages)
+        names = page_names(request.prompt_ids, self.page_tokens, owner, is_apart=is_apart)
         sampling = request.terms.sampling
         shapings = [
             open_shaping(sampling, self.eos_ids, self.open_grammar, request.terms.prompt_set)

@@ -66,7 +66,7 @@ class PassageCache:
         self._bytes_of = Counter[str]()  # by tenant
         self.num_tokens = self.num_bytes = 0  # of the passages that are kept
         self.num_placed = 0  # tokens that were put into prompts from here
-        self.num_forgettings = 0
+        self.num_overwritten = 0  # times that pages behind the computed tokens were
 
     def name(self, owner: str, sinks: Int32Array, token_ids: Int32Array) -> bytes:
         """Return the name of a passage behind some sinks, for whoever shares KV with `owner`."""
@@ -95,6 +95,8 @@ class PassageCache:
             read = torch.cat(parts, 3)
             block = torch.empty(read.shape, dtype=read.dtype, pin_memory=is_cuda)
             fresh.blocks.append(block.copy_(read, non_blocking=is_cuda))
+        if (known := self._kept.get(name)) is not None:  # two prompts have read it at once
+            fresh.documents |= known.documents
         self.drop(name)
         if fresh.num_bytes > self._max_bytes:
             return
@@ -154,7 +156,6 @@ class PassageCache:
 
     def forget(self, documents: Collection[str]) -> int:
         """Drop the passages of requests with any of some documents; return how many there were."""
-        self.num_forgettings += 1
         found = [n for n, each in self._kept.items() if not each.documents.isdisjoint(documents)]
         for name in found:
             self.drop(name)

@@ -56,7 +56,7 @@ class ApartReading:
         self._owner = f"{request.terms.tenant}\0{request.terms.cache_salt}"
         self._placings: list[_Placing] = []
         self._rows: deque[_Rows | _Placing] = deque()
-        # Rows that are computed of a passage, by its start and by what was forgotten until then.
+        # Rows that are computed of a passage, by its start and by what was overwritten until then.
         self._done: tuple[tuple[int, int], int] = (0, 0), 0
         self.num_placed = 0
 
@@ -131,8 +131,8 @@ class ApartReading:
         return num_rows if key == self._key(first) else 0
 
     def _key(self, first: int) -> tuple[int, int]:
-        # To forget is also to overwrite pages behind the computed tokens.
-        return first, self._passages.num_forgettings
+        # To delete documents is also to overwrite pages behind the computed tokens.
+        return first, self._passages.num_overwritten
 
     def _finish(self, sequence: Sequence, rows: _Rows) -> None:
         """Keep a passage that was read, and turn it to where it stands."""

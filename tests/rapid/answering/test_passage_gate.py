@@ -83,6 +83,19 @@ async def test_what_cannot_be_measured_stays_shut(
     assert "could not be measured" in gate.reason
 
 
+async def test_after_a_failure_it_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, EngineFailed("loading"))
+    gate = await judge(PassageGate(is_wanted=True))
+    script(monkeypatch, (9.9, 10.0, 20))
+    gate.begin(NONE, NONE)
+    await gate.wait()
+    assert not gate.is_open  # not at once
+    monkeypatch.setattr(gate, "_again_at", 0.0)
+    gate.begin(NONE, NONE)
+    await gate.wait()
+    assert gate.is_open
+
+
 async def test_nothing_is_measured_where_it_is_not_wanted() -> None:
     gate = PassageGate()
     gate.begin(NONE, NONE)

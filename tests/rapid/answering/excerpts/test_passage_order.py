@@ -57,6 +57,14 @@ def test_another_tenant_has_an_order_of_its_own() -> None:
     assert places(order.arrange(OTHER, numbered(1, 3))) == [1, 3]
 
 
+def test_documents_stay_in_their_order() -> None:
+    order = PassageOrder()
+    order.arrange(ACME, [passage(7, "first"), passage(2, "second")])
+    arranged = order.arrange(ACME, [passage(1, "first"), passage(7, "first"), passage(2, "second")])
+    assert [each.document for each in arranged] == ["first", "first", "second"]
+    assert places(arranged) == [7, 1, 2]
+
+
 def test_only_the_last_prompts_and_owners_are_remembered() -> None:
     order = PassageOrder()
     order.arrange(ACME, numbered(9, 10))
@@ -73,6 +81,15 @@ async def read(prompts: RequestPrompts, *, ignores_drafts: bool) -> tuple[list[i
     asked = GenerateRequest("r", "acme", (Message("user", "Who?"),), documents=(document,))
     prompt = await prompts.drafter_prompt(asked, ignores_drafts=ignores_drafts)
     return prompt.prompt_ids.tolist(), places(prompt.chunks)
+
+
+async def test_a_passage_that_the_tokens_do_not_spell_is_left_out(chat_text: ChatText) -> None:
+    prompts = prompter(chat_text, ScriptedRetriever(None))
+    token_ids = chat_text.encode("Head. One here.\n\nTwo here.\n\nThe question")
+    known = prompts._find_passages(token_ids, ["One here.", "Two here."])
+    assert len(known) == 2
+    assert prompts._find_passages(token_ids, ["Not here.", "Two here."]) == known[1:]
+    prompts.close()
 
 
 async def test_a_follow_up_question_reads_less_anew(chat_text: ChatText) -> None:

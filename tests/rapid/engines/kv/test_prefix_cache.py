@@ -379,6 +379,8 @@ def test_a_name_is_of_all_tokens_so_far_and_of_the_tenant() -> None:
     changed[3] += 1
     assert not set(page_names(changed, 8, "one")) & set(names)
     assert not set(page_names(DOCUMENT, 8, "two")) & set(names)
+    apart = page_names(DOCUMENT, 8, "one", is_apart=True)
+    assert not set(apart) & {*names, *page_names(DOCUMENT, 8, "one\0apart")}
     assert page_names(as_prompt([1]), 8, "one") == page_names(as_prompt([]), 8, "one") == []
 
 
