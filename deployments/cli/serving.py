@@ -104,6 +104,8 @@ def serve(
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
+    if lacking:
+        note(lacking)
     try:
         server = ServerProcess.start(config, metrics_port)
     except CannotStart as error:
@@ -113,8 +115,6 @@ def serve(
             _wait_until_ready(server, stopping, Stages(status, config, server.log_path))
         if not stopping.is_set():
             _say_what_next(server, checked, time.monotonic() - began)
-            if lacking:
-                note(lacking)
         _watch(server, stopping)
     finally:
         with err.status("stopping"):
@@ -241,18 +241,24 @@ def _check(config: Path) -> ApplicationConfig:
 def _examine(config: Path, fallback: Path | None) -> tuple[Path, ApplicationConfig, str]:
     """Return the file to serve, its settings, and why it is `fallback`; empty if it is not.
 
-    No check of ``rapid doctor`` may find an error. A file that is wrong has no fallback.
+    No check of ``rapid doctor`` may find an error, and with a fallback there is memory for all
+    processes. A file that is no configuration has no fallback.
     """
     from deployments.cli.doctor.checklist import examine
 
     diagnosis, lacking = examine(config), ""
-    if fallback is not None and diagnosis.errors and not diagnosis.subject.misreading:
-        reason = "; ".join(map(_tell_finding, diagnosis.errors))
-        lacking = f"{fallback} is served in place of {config}: {reason}"
-        lacking = lacking.replace("`rapid ", f"`{rapid_command()} ")
-        config, diagnosis = fallback, examine(fallback)
+    if fallback is not None and not diagnosis.subject.misreading:
+        lacks = [*diagnosis.errors]
+        lacks += [
+            each for each in diagnosis.findings if (each.check, each.mark) == ("memory", "warning")
+        ]
+        if lacks:
+            reason = "; ".join(map(_tell_finding, lacks))
+            lacking = f"{fallback} is served in place of {config}: {reason}"
+            lacking = lacking.replace("`rapid ", f"`{rapid_command()} ")
+            config, diagnosis = fallback, examine(fallback)
     if diagnosis.errors:
-        fail("\n".join(map(_tell_finding, diagnosis.errors)))
+        fail("\n".join([*filter(None, [lacking]), *map(_tell_finding, diagnosis.errors)]))
     return config, diagnosis.subject.configs[diagnosis.subject.front], lacking
 
 

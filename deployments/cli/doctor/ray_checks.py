@@ -43,7 +43,7 @@ def check_cluster(machine: Machine, _: Subject) -> CheckResult:
         fact = "a Ray of its own is started" if address == "local" else f"RAY_ADDRESS is {address}"
         return CheckResult("cluster", "ok", fact)
     try:
-        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
     except OSError as error:
         return CheckResult(
             "cluster",

@@ -32,6 +32,8 @@ def origin(question: str, answer: str, receipt: Json, documents: Documents) -> s
     if receipt["chunks"]:
         places = "; ".join(_places(receipt["chunks"], documents))
         stand = _find_standing(question, answer, receipt, documents)
+        if stand is None:
+            return f"looked in {places}"
         if all(stand):
             return f"from {places}"
         if any(stand):
@@ -42,15 +44,17 @@ def origin(question: str, answer: str, receipt: Json, documents: Documents) -> s
     return f"no passages are named: {why}"
 
 
-def _find_standing(question: str, answer: str, receipt: Json, documents: Documents) -> list[bool]:
+def _find_standing(
+    question: str, answer: str, receipt: Json, documents: Documents
+) -> list[bool] | None:
     """Return of each statement whether most of its words stand in the passages.
 
-    It is empty where a text is not at hand, or the answer says nothing of its own.
+    It is empty where the answer says nothing of its own, and None where a text is not at hand.
     """
     from rapid.citing.copies import CitingRule, find_claims
 
     if not all(documents.get(chunk["document"]) for chunk in receipt["chunks"]):
-        return []
+        return None
     read = "\n".join(text for _, text in passages(receipt, documents))
     claims = find_claims(0, answer, question)
     told = [each for each in claims if {word.text.casefold() for word in each.new} - _SAYS_NO_FACT]

@@ -71,7 +71,7 @@ function openSource(source) {
 function showFirst(source) {
   const entry = documents.find(source.part);
   const isSeen = byId("reader").checkVisibility();
-  if (entry && isSeen && !reader.shown) reader.open(entry, source, { moves: false });
+  if (entry && isSeen && !reader.shown && !reader.wanted) reader.open(entry, source, { moves: false });
 }
 
 function showCode(body) {

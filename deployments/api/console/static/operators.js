@@ -74,15 +74,16 @@ class Card {
       this.rows.delete(name);
     }
     for (const [name, text, share] of rows) {
-      const row = this.rows.get(name) ?? this.add(name, share);
+      const row = this.rows.get(name) ?? this.add(name);
       if (row.text.data !== text) row.text.data = text;
-      if (row.meter) row.meter.value = share;
+      row.meter.hidden = share === undefined;
+      row.meter.value = share ?? 0;
     }
   }
 
-  add(name, share) {
+  add(name) {
     const row = { text: document.createTextNode("") };
-    row.meter = share === undefined ? null : make("meter", { min: 0, max: 1, "aria-label": name });
+    row.meter = make("meter", { min: 0, max: 1, "aria-label": name, hidden: true });
     row.node = make("div", {}, make("dt", {}, name), make("dd", {}, row.text, row.meter));
     this.rows.set(name, row);
     this.facts.append(row.node);
@@ -184,7 +185,7 @@ export class Operators {
       ["Now", `${number(answering)} being answered, ${number(waiting)} waiting`],
       ["Answered", number(ok)],
       ["Not answered", `${number(refused)} refused, ${number(failed)} failed, ${number(left)} cancelled`],
-      ["Drafts kept, last minute", kept(recent)],
+      ...(numIngresses > 1 ? [] : [["Drafts kept, last minute", kept(recent)]]), // another one answers each look
       ["Drafts kept in all", kept([drafted, accepted]), ...(drafted ? [accepted / drafted] : [])],
       ...(numIngresses > 1 ? [["Counted by", `one of ${numIngresses} ingress replicas, since its start`]] : []),
     ]);

@@ -198,13 +198,23 @@ class Memory:
         Raises:
             LibraryUnavailable: It cannot be known.
         """
+        return (await self.find_end(grown))[0] == "cancelled"
+
+    async def find_end(self, grown: Growth) -> tuple[str, Json | None]:
+        """Return the status and error with which a response was ended that is not ours any more.
+
+        The status is empty where it was deleted.
+
+        Raises:
+            LibraryUnavailable: It cannot be known.
+        """
         assert self._library is not None
         responses = (await self._library.get()).responses
         try:
             row = await responses.get(grown.tenant, grown.response["id"])
-        except UnknownDocument:  # it was deleted
-            return False
-        return bool(row.response["status"] == "cancelled")
+        except UnknownDocument:
+            return "", None
+        return row.response["status"], row.response["error"]
 
     async def end(self, ended: Growth) -> bool:
         """Keep a response in the background as it ended; return whether it was still ours.

@@ -121,7 +121,7 @@ class ResponsesReply:
         told = [*self._growing.break_off("failed", _as_error(body))]
         self.is_ending = True
         ended = Growth(self._asked.tenant, told[-1]["response"], self._growing.steps)
-        return told if await self._memory.end(ended) else []
+        return told if await self._memory.end(ended) else await self._tell_end()
 
     async def tell(self, events: Events) -> AsyncIterator[Json | None]:
         """Yield the events of the response, and None in silence or progress."""
@@ -166,6 +166,8 @@ class ResponsesReply:
                     results = await self._memory.list_results(self._asked, event.receipt)
                     ended["output"][0] |= {"results": results}
                 if not await self._keep(ended):
+                    for each in await self._tell_end():
+                        yield each
                     return
                 for each in self._growing.end(ended):
                     yield each
@@ -180,6 +182,13 @@ class ResponsesReply:
         items = name_items(self._asked.items, self._unique)
         await self._memory.keep(self._asked, ended, items, self._growing.steps)
         return True
+
+    async def _tell_end(self) -> list[Json]:
+        """Return the last events of a response in the background that was ended elsewhere."""
+        status, error = await self._memory.find_end(self.growth)
+        return (
+            [*self._growing.break_off(status, error)] if status in ("cancelled", "failed") else []
+        )
 
     def _observe(self) -> None:
         if self._timing.first_token is None:

@@ -35,7 +35,7 @@ def test_each_question_comes_with_those_before_it(serve, notes):
     assert [each.name for each in first.documents] == ["notes.txt"]
     assert first.messages[0].documents == second.messages[0].documents == ("notes.txt",)
     assert (result.exit_code, result.stdout) == (0, "Hello, wörld!\nHello, wörld!\n")
-    assert result.stderr == "from notes\n" * 2
+    assert result.stderr == "looked in notes\n" * 2  # whose text is not at hand
 
 
 def test_a_document_that_is_added_stands_where_it_came(serve, notes, tmp_path):
