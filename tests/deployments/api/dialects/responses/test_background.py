@@ -212,6 +212,24 @@ async def test_who_follows_a_cancelled_response_is_told_its_end(
     assert told[-1]["response"]["status"] == "cancelled"
 
 
+async def test_an_answer_that_ends_before_its_cancel_is_seen_tells_the_cancel(
+    world: World, taking: Ingress, elsewhere: Ingress, monkeypatch: pytest.MonkeyPatch
+):
+    async def hold(ids: list[str], _: object) -> set[str]:
+        return {*ids}
+
+    answer, client = Halves(world), world.client()
+    made = await client.responses.create(**ASK)
+    following = asyncio.create_task(follow(client, made.id))
+    await until_it_says(client, made.id, "Hello")
+    monkeypatch.setattr(taking._background._memory, "renew", hold)
+    world.app = elsewhere
+    await world.client().responses.cancel(made.id)
+    answer.goes_on.set()
+    *_, last = await following
+    assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
+
+
 @pytest.mark.parametrize("background", [True, False])
 async def test_what_tells_a_whole_answer_is_written_beside_the_event_loop(
     world: World, background: bool, monkeypatch: pytest.MonkeyPatch
