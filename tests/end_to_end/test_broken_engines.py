@@ -44,7 +44,7 @@ CONFIG: dict[str, Any] = {
 
 
 def load_breakable(folder: Path, config: EngineConfig) -> Engine:
-    """An engine that looks for the file that breaks it before every forward."""
+    """An engine that looks for the file that breaks it before every forward, and leaves one."""
     import torch
 
     engine = load_engine(config)
@@ -52,6 +52,7 @@ def load_breakable(folder: Path, config: EngineConfig) -> Engine:
     run = runner.run
 
     def breakable(feeds: Any) -> Any:
+        (folder / f"computes-{os.getpid()}").touch()
         if (folder / f"raise-{os.getpid()}").exists():
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
         return run(feeds)
@@ -135,15 +136,21 @@ class Load:
             await asyncio.sleep(0.2)
 
 
-async def broken(url: str, break_one: Callable[[int], None]) -> Load:
-    """Break an engine under load; return the load after the engine was replaced."""
+async def broken(url: str, folder: Path, break_one: Callable[[int], None]) -> Load:
+    """Break the engine that computes under load; return the load after it was replaced."""
+
+    def find_last_forward(process: int) -> float:
+        file = folder / f"computes-{process}"
+        return file.stat().st_mtime if file.exists() else 0.0
+
     await asyncio.to_thread(wait_until, lambda: len(processes()) == 2, 300, 0.5)
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
         whole = [await http.post("/v1/chat/completions", json=body(n)) for n in range(8)]
-    victim = min(processes())
     async with Load(url) as load:
         while len(load.replies) < 8:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+        # A document belongs to one engine, and so all of them may belong to the same.
+        victim = max(await asyncio.to_thread(processes), key=find_last_forward)
         break_one(victim)
         began = time.monotonic()
         await asyncio.to_thread(wait_until, lambda: not _lives(victim), 60, 0.1)
@@ -176,14 +183,14 @@ def failovers(load: Load) -> set[str]:
 async def test_an_engine_whose_device_failed_is_replaced_and_no_request_fails(
     url: str, folder: Path
 ) -> None:
-    load = await broken(url, lambda process: (folder / f"raise-{process}").touch())
+    load = await broken(url, folder, lambda process: (folder / f"raise-{process}").touch())
     assert failovers(load) <= {"target lost"}
     assert load.unready == 0
 
 
 async def test_an_engine_whose_process_is_stopped_is_replaced_and_no_request_fails(
-    url: str,
+    url: str, folder: Path
 ) -> None:
-    load = await broken(url, lambda process: os.kill(process, signal.SIGSTOP))
+    load = await broken(url, folder, lambda process: os.kill(process, signal.SIGSTOP))
     assert failovers(load) <= {"target lost", "target hung"}
     assert load.unready == 0
