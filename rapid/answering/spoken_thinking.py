@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from typing_extensions import override
 
@@ -75,7 +76,12 @@ class SpokenThinkingStream(ThinkingStream):
         if any(mark.startswith(heard) for mark in (marks.opening, *marks.of_answers)):
             return ""
         self._is_over = True
-        return self._answer.push(self._decide())
+        undecided = self._decide()
+        if self.num_thinking:  # white space behind the thinking is of neither
+            blank = len([*takewhile(self._text.is_blank, undecided)])
+            self.num_thinking += blank
+            undecided = undecided[blank:]
+        return self._answer.push(undecided)
 
     def _decide(self) -> list[int]:
         undecided, self._undecided = self._undecided, []

@@ -126,6 +126,13 @@ async def test_what_only_begins_like_thinking_is_the_answer(
     assert (answer.statistics.thinking_tokens == 0) == (told is None)
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000])
+async def test_an_answer_without_its_mark_begins_behind_the_white_space(size: int) -> None:
+    said = f"{HARMONY.opening}Hm.{HARMONY.closing}\n\nYes"
+    thoughts, told, _, _ = await tell(said, size, text=text_of("harmony"))
+    assert (thoughts, told) == ("Hm.", "Yes")
+
+
 def test_thinking_that_ends_with_a_text_has_no_bound() -> None:
     def ask(**thinking: Any) -> GenerateRequest:
         asked = ThinkingRequest(**thinking)
