@@ -102,9 +102,9 @@ async def test_a_long_prompt_is_hashed_before_the_engine_is_locked(
 ) -> None:
     seen: list[bool] = []
 
-    def names(*arguments: Any, **named: Any) -> list[bytes]:
+    def names(*arguments: Any, **flags: Any) -> list[bytes]:
         seen.append(engine._state.guard._is_owned())  # type: ignore[attr-defined]
-        return page_names(*arguments, **named)
+        return page_names(*arguments, **flags)
 
     monkeypatch.setattr("rapid.engines.kv.lease_ledger.page_names", names)
     await engine.open(lease_request("a", PROMPT))
@@ -126,9 +126,9 @@ async def test_the_event_loop_neither_names_nor_lists_a_long_prompt(
 ) -> None:
     named: list[int] = []
 
-    def names(*arguments: Any, **named: Any) -> list[bytes]:
+    def names(*arguments: Any, **flags: Any) -> list[bytes]:
         named.append(threading.get_ident())
-        return page_names(*arguments, **named)
+        return page_names(*arguments, **flags)
 
     monkeypatch.setattr("rapid.engines.kv.lease_ledger.page_names", names)
     monkeypatch.setattr("rapid.engines.engine._NAMED_AT_ONCE", len(PROMPT) - 1)
@@ -147,10 +147,10 @@ async def test_giving_up_while_a_long_prompt_is_named_opens_nothing(
 ) -> None:
     began, may_end = threading.Event(), threading.Event()
 
-    def names(*arguments: Any, **named: Any) -> list[bytes]:
+    def names(*arguments: Any, **flags: Any) -> list[bytes]:
         began.set()
         may_end.wait(timeout=10)
-        return page_names(*arguments, **named)
+        return page_names(*arguments, **flags)
 
     monkeypatch.setattr("rapid.engines.kv.lease_ledger.page_names", names)
     monkeypatch.setattr("rapid.engines.engine._NAMED_AT_ONCE", 0)
