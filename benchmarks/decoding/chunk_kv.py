@@ -1,4 +1,4 @@
-"""What a drafter saves that reads each passage once, and what that costs in accepted drafts.
+"""The time that a drafter saves by keeping the KV of each passage, and the drafts that it loses.
 
     python -m benchmarks.decoding.chunk_kv [--quick] [--threads 2]
 

@@ -1,4 +1,4 @@
-"""What an explained answer costs: the same questions with and without `rapid.explain`.
+"""The time that `rapid.explain` costs: the same questions, answered with and without it.
 
     python -m benchmarks.decoding.explained [--target MODEL --drafter MODEL] [--quick]
 

@@ -43,7 +43,7 @@ _Overlaps = tuple[float, float, int]  # sums over an answer, apart and together,
 
 @dataclass
 class PassageGate:
-    """Whether the drafter of a pair may read passages apart, and why.
+    """The gate of a pair of models: whether its drafter may read each passage by itself, and why.
 
     Attributes:
         is_wanted: Whether the drafter's engine has room for passages (`passage_cache_tokens`).

@@ -1,4 +1,4 @@
-"""What is refused of a request before any of its text is read."""
+"""Checks that refuse a request before any of its text is read."""
 
 from __future__ import annotations
 

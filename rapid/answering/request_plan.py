@@ -134,7 +134,7 @@ class RequestPlan:
 
     @property
     def ignores_drafts(self) -> bool:
-        """Whether the answer is the same, token by token, whatever is drafted."""
+        """Whether the answer has the same tokens whatever the drafter proposes."""
         is_coupled = self.sampling.temperature == 0 or self.speculation.coupling == "shared_noise"
         return self.mode == "lossless" and self.speculation.rule == "exact" and is_coupled
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rapid
 from deployments.api.dialects.chat.wire import rapid_receipt
 from rapid import reference
 from rapid.answering.request import RequestRun
@@ -21,20 +20,12 @@ from rapid.pair import Pair, Stream
 from rapid.receipt import Receipt
 from rapid.replay import ReplayModels, read_receipt
 from rapid.speculation import statistics
+from tests.rapid.test_replay import models, pair
+
+__all__ = ["models", "pair"]  # fixtures
 
 DOCUMENT = generate_document(7, 1500)
 QUESTION = DOCUMENT.questions[0].question
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    with rapid.open("embedded:target", drafter="embedded:drafter") as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def models() -> ReplayModels:
-    return ReplayModels("embedded:target", "embedded:drafter")
 
 
 def ask(pair: Pair, *, explain: bool = True, **settings: Any) -> tuple[str, Receipt]:

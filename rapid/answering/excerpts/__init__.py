@@ -1,1 +1,1 @@
-"""What of a long chat and its documents goes into a prompt, and what is searched for."""
+"""The parts of a long chat and its documents that go into a prompt, and those that are searched."""

@@ -18,7 +18,7 @@ _MOST_PROMPTS = 32  # of each; an engine's KV pool seldom holds the beginnings o
 
 
 class PassageOrder:
-    """What the prompts of each owner began with, as hashes of passages.
+    """The passages with which each owner's earlier prompts began, as hashes.
 
     It belongs to the event loop of one process, which knows only the prompts that it sent itself.
     """
@@ -30,7 +30,8 @@ class PassageOrder:
         """Return passages with those first that begin an earlier prompt, and remember this one.
 
         The others follow by how many of the remembered prompts they stand in, then as given: what
-        recurs makes a beginning that recurs. Documents stay in their order.
+        recurs makes a beginning that recurs. Documents stay in their order, and a text that stands
+        twice in one comes once.
 
         Args:
             owner: Whose KV is shared, as tenant and salt.

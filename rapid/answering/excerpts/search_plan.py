@@ -1,4 +1,4 @@
-"""What the drafter reads verbatim, and what is searched for the rest."""
+"""The plan of a retrieval: which turns the drafter reads as they are, and what is searched."""
 
 from __future__ import annotations
 
