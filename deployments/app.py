@@ -23,8 +23,6 @@ from ray import serve
 from ray.serve import Application
 
 from cluster.serve_internals import pin_version
-from deployments.api.ingress_replica import IngressReplica
-from deployments.api.proxy.server_limits import check_callers_are_known, router_options
 from deployments.config.named_models import read_application
 from deployments.config.plans import Plans, deployment_plans
 from deployments.config.preflight import preflight
@@ -35,11 +33,13 @@ from deployments.config.serve_config import (
     EnginePoolConfig,
 )
 from deployments.config.serve_file import check
+from deployments.ingress_replica import IngressReplica
 from deployments.orchestrator.deployment import Orchestrator
 from deployments.pools.engine_actor import EngineFactory, load_engine
 from deployments.pools.leasing_replica import EngineReplica
 from deployments.pools.librarian_replica import LibrarianReplica
 from deployments.pools.retriever_replica import RetrieverReplica
+from deployments.proxy.server_limits import check_callers_are_known, router_options
 
 __all__ = ["build", "check", "compose"]
 

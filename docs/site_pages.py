@@ -152,8 +152,8 @@ def describe_metrics() -> str:
 def describe_api() -> str:
     """Return the page of all routes: what a server shows at ``/docs``, within the site."""
     from deployments.api.ingress import Ingress
-    from deployments.api.openapi import describe
-    from deployments.api.reference_page import render_page
+    from deployments.api.reference.openapi import describe
+    from deployments.api.reference.reference_page import render_page
     from deployments.config.api_config import ApiConfig
 
     nobody: Any = None  # routes are described and none is called

@@ -17,9 +17,9 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from deploy import watching
 from deployments import metrics
 from deployments.api.http.access_log import CAUSES
-from deployments.api.proxy.ready_in_time import DEADLINE_S
 from deployments.cli.server.server_process import LOCAL_RAY
 from deployments.config.kubernetes.ray_service import manifests
+from deployments.proxy.ready_in_time import DEADLINE_S
 from rapid.receipt import Failover
 from tests.deployments.test_metrics import Instrument
 

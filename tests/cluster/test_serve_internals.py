@@ -42,8 +42,8 @@ from ray.serve.request_router import RequestRouter
 from cluster import serve_internals
 from cluster.affinity import AffinityRouter
 from cluster.leases import LeasingReplica
-from deployments.api.proxy.server_limits import IngressRouter
 from deployments.cli.server.server_process import LOCAL_RAY
+from deployments.proxy.server_limits import IngressRouter
 from tests.house_budget import PACKAGES, ROOT, measure
 
 _PRIVATE = re.compile(
@@ -235,7 +235,7 @@ def test_a_proxy_keeps_its_server_where_it_is_looked_for() -> None:
 
 
 def test_a_replica_starts_its_server_after_its_class() -> None:
-    """`deployments/api/proxy/server_limits.py` sets the server's default from the class."""
+    """`deployments/proxy/server_limits.py` sets the server's default from the class."""
     source = source_of(replica)
     initialize = source[source.index("async def initialize(") :]
     assert initialize.index("initialize_callable()") < initialize.index("_on_initialized()")

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from deployments.api.proxy.server_limits import router_options
+from deployments.proxy.server_limits import router_options
 
 pytestmark = pytest.mark.ray
 

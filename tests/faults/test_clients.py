@@ -9,9 +9,9 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.ingress import Ingress
-from deployments.api.proxy.plain_errors import OpenAIErrors
 from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
+from deployments.proxy.plain_errors import OpenAIErrors
 from rapid.errors import DrafterUnavailable, EngineFailed, Overloaded
 from rapid.events import Finished, TextDelta
 from tests.deployments.scripted import STARTED, ScriptedOrchestrator, receipt

@@ -1,4 +1,4 @@
-"""The route that shows operators the server's state: ``GET /v1/admin/state``."""
+"""The routes of the server's state: ``/ready``, and ``/v1/admin/state`` for operators."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OperatorRoutes:
 
     async def _show_state(self, request: Request) -> Response:
         """Answer from what is known here, so that no question waits for it."""
-        state = await read_state(self._service)
+        state = await _read_state(self._service)
         return JSONResponse(
             {
                 "object": "server_state",
@@ -43,8 +43,19 @@ class OperatorRoutes:
             }
         )
 
+    async def show_readiness(self, request: Request) -> Response:
+        """Say whether the application answers; to operators also with what it is made of."""
+        state = await _read_state(self._service)
+        is_ready = bool(state["ready"])
+        of_all = {name: state[name] for name in ("ready", "reason") if name in state}
+        is_operator = request.state.key is not None and "admin" in request.state.key.scopes
+        shown = state if is_operator else of_all
+        if is_ready:
+            return JSONResponse(shown)
+        return JSONResponse(shown, 503, headers={"retry-after": "1"})
 
-async def read_state(service: GenerationService) -> dict[str, Any]:
+
+async def _read_state(service: GenerationService) -> dict[str, Any]:
     """Return the state of the application.
 
     Raises:

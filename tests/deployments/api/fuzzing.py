@@ -28,9 +28,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 
-from deployments.api.answer_schemas import list_shapes
 from deployments.api.ingress import Ingress
-from deployments.api.openapi import describe
+from deployments.api.reference.answer_schemas import list_shapes
+from deployments.api.reference.openapi import describe
 from deployments.config.api_config import ApiConfig
 from library.accounts import api_keys
 from library.accounts.books import Accounts

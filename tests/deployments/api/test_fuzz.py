@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.api.openapi import describe
+from deployments.api.reference.openapi import describe
 from library.blobs import Blobs
 from library.database import Database
 from library.library_access import Library

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import httpx
 
 from deployments.api.ingress import Ingress
-from deployments.api.openapi import _FIELDS, describe
+from deployments.api.reference.openapi import _FIELDS, describe
 from deployments.config.api_config import ApiConfig
 from deployments.config.tenants import hash_key
 from tests.deployments.scripted import ScriptedOrchestrator

@@ -14,8 +14,8 @@ from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from deployments.api.http.error_responses import error_body
-from deployments.api.proxy.plain_errors import OpenAIErrors
-from deployments.api.proxy.ready_in_time import ReadyInTime
+from deployments.proxy.plain_errors import OpenAIErrors
+from deployments.proxy.ready_in_time import ReadyInTime
 
 MAX_HEAD_BYTES = 64 * 1024  # as uvicorn's other HTTP server, h11
 MAX_HEADERS = 100  # as in Apache

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from uvicorn.server import ServerState
 
-from deployments.api.proxy.http_limits import HEAD_S, MAX_HEAD_BYTES, MAX_HEADERS, HttpWithLimits
+from deployments.proxy.http_limits import HEAD_S, MAX_HEAD_BYTES, MAX_HEADERS, HttpWithLimits
 from tests.deployments.serving import listening
 
 HEAD = b"POST /v1/chat HTTP/1.1\r\nhost: localhost\r\n"

@@ -15,7 +15,6 @@ from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute, Route
 
 from deployments.api.accounts.account_bodies import ChangedLimits, NewKey, Rotation
-from deployments.api.answer_schemas import describe_answers, list_shapes
 from deployments.api.dialects.chat.chat_request import ChatRequest
 from deployments.api.dialects.chat.parsing import CHAT_FIELDS
 from deployments.api.dialects.completions.completion_dialect import COMPLETION_FIELDS
@@ -46,6 +45,7 @@ from deployments.api.models.model_bodies import (
     RerankQuestion,
     Tokenization,
 )
+from deployments.api.reference.answer_schemas import describe_answers, list_shapes
 from rapid.requests import Text
 
 Json = dict[str, Any]

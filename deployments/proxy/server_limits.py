@@ -13,7 +13,7 @@ import uvicorn
 from typing_extensions import override
 
 from cluster import serve_internals
-from deployments.api.proxy.http_limits import HttpWithLimits
+from deployments.proxy.http_limits import HttpWithLimits
 from rapid.errors import ConfigurationError
 
 

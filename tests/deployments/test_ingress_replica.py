@@ -9,11 +9,11 @@ import httpx
 import pytest
 
 from cluster import serve_internals
-from deployments.api import ingress_replica as module
+from deployments import ingress_replica as module
 from deployments.api.backend.readiness import Readiness
-from deployments.api.ingress_replica import IngressReplica, report_readiness
 from deployments.config.api_config import ApiConfig, ModelCard
 from deployments.config.tenants import hash_key
+from deployments.ingress_replica import IngressReplica, report_readiness
 from library.library_config import LibraryConfig
 from rapid.chat_messages import Message
 from rapid.errors import ConfigurationError

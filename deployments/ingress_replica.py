@@ -18,11 +18,11 @@ from deployments.api.backend.service import GenerationService
 from deployments.api.gate.gossip import board_of, call_shared, keep_in_step
 from deployments.api.gate.quotas import QuotaBoard, Quotas
 from deployments.api.ingress import Ingress
-from deployments.api.proxy.server_limits import check_callers_are_known, limit_replica
 from deployments.config.api_config import ApiConfig
 from deployments.config.live import accept_settings
 from deployments.logs import log_with_serve
 from deployments.metrics import IngressMetrics
+from deployments.proxy.server_limits import check_callers_are_known, limit_replica
 from library.accounts.books import Accounts
 from library.library_access import LibraryAccess
 from library.library_config import LibraryConfig

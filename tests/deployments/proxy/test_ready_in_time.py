@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse, PlainTextResponse
 
-from deployments.api.proxy.ready_in_time import ReadyInTime
+from deployments.proxy.ready_in_time import ReadyInTime
 
 
 class Proxied:

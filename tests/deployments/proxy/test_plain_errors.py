@@ -9,7 +9,7 @@ import pytest
 from ray.serve._private.http_util import RequestIdMiddleware, convert_object_to_asgi_messages
 from starlette.responses import PlainTextResponse
 
-from deployments.api.proxy.plain_errors import OpenAIErrors
+from deployments.proxy.plain_errors import OpenAIErrors
 
 
 async def ask(app: Any, path: str = "/v1/chat", **headers: str) -> httpx.Response:
