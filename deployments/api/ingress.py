@@ -28,7 +28,7 @@ from deployments.api.backend.service import GenerationService
 from deployments.api.console.console_files import ConsoleFiles, tidy_path
 from deployments.api.dialects.answer_route import AnswerRoute
 from deployments.api.dialects.chat.chat_dialect import ChatDialect
-from deployments.api.dialects.chat.wire import Json, model_card
+from deployments.api.dialects.chat.wire import Cards, Json, model_card
 from deployments.api.dialects.completions.completion_dialect import CompletionDialect
 from deployments.api.dialects.messages.messages_dialect import MessagesDialect
 from deployments.api.dialects.responses.background import BackgroundAnswers
@@ -49,7 +49,7 @@ from deployments.api.http.bodies import Bodies, BodyPace
 from deployments.api.http.dialect import Dialect
 from deployments.api.http.refusals import Refusals
 from deployments.api.http.request_ids import read_request_id
-from deployments.api.models.model_routes import Cards, CountedDialect, ModelRoutes
+from deployments.api.models.model_routes import CountedDialect, ModelRoutes
 from deployments.api.reference.reference_routes import ReferenceRoutes
 from deployments.config.api_config import ApiConfig
 from deployments.config.tenants import Tenants

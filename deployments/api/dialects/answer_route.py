@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import cache, partial
-from hashlib import sha256
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,7 +15,8 @@ from starlette.types import Message
 
 from deployments.api.backend.continuing import Cursor, continue_events
 from deployments.api.backend.service import GenerationService
-from deployments.api.dialects.chat.wire import Json
+from deployments.api.dialects.chat.wire import Cards, Json
+from deployments.api.dialects.fingerprint import fingerprint_of
 from deployments.api.dialects.responses.background import BackgroundAnswers
 from deployments.api.dialects.responses.responses_reply import ResponsesReply
 from deployments.api.files.attaching import add_places, attach_stored
@@ -31,7 +31,6 @@ from deployments.api.http.event_stream import EventStream
 from deployments.api.http.json_bodies import read_priority
 from deployments.api.http.refusals import log_failure
 from deployments.api.http.request_ids import read_request_id
-from deployments.api.models.model_routes import Cards, read_release
 from deployments.config.api_config import ApiConfig
 from library.library_access import LibraryAccess
 from rapid.errors import BadRequest, Overloaded, TooManyRequests
@@ -102,7 +101,7 @@ class AnswerRoute:
             answer = partial(continue_events, self._service, sent, cursor)
             deadline = request.headers.get("x-request-deadline")
             most_s = read_deadline(deadline, self._clock() - record.began)
-            fingerprint = _fingerprint(sent.model)
+            fingerprint = fingerprint_of(sent.model)
             reply = dialect.reply(asked, cursor, fingerprint, record.began, self._clock)
             explain = partial(self._explain, asked)
             later = reply if isinstance(reply, ResponsesReply) and reply.body.background else None
@@ -162,8 +161,3 @@ async def _stay() -> Message:
     """Receive nothing, as of a caller who does not leave."""
     await asyncio.Event().wait()
     raise AssertionError
-
-
-@cache
-def _fingerprint(model: str) -> str:
-    return f"fp_{sha256(f'{read_release()} {model}'.encode()).hexdigest()[:10]}"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +15,8 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.api.accounts.account_routes import Endpoint
 from deployments.api.backend.service import GenerationService
+from deployments.api.dialects.chat.wire import Cards
+from deployments.api.dialects.fingerprint import read_release
 from deployments.api.files.attaching import attach_stored
 from deployments.api.gate.admission import Admission
 from deployments.api.gate.allowances import Allowances
@@ -39,7 +39,6 @@ from rapid.messages import GenerateRequest, new_call_id, utc_day
 from retrieval.relevance import TextVectors
 
 Json = dict[str, Any]
-Cards = Mapping[str, Json]
 
 
 class CountedDialect(Protocol):
@@ -272,12 +271,3 @@ def _render_vectors(found: TextVectors, *, is_packed: bool) -> Response:
         data.append({"object": "embedding", "index": index, "embedding": told})
     usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
     return JSONResponse({"object": "list", "data": data, "model": found.model, "usage": usage})
-
-
-@cache
-def read_release() -> str:
-    """Return the release of this server."""
-    try:
-        return version("rapid-serve")
-    except PackageNotFoundError:  # run from a source tree
-        return "source"

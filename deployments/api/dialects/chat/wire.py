@@ -27,6 +27,7 @@ from rapid.events import (
 from rapid.receipt import ChoiceStatistics, Explanation, Receipt
 
 Json = dict[str, Any]
+Cards = Mapping[str, Json]  # of models, by name
 
 LEAST_LOGPROB = -9999.0  # for minus infinity, which JSON lacks, as in the API of OpenAI
 
