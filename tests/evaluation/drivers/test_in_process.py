@@ -123,7 +123,7 @@ def test_an_answer_that_lost_its_drafter_is_an_error_and_is_answered_again(
                 broken.enter_context(out_of_memory(model.model, forward=6))
             return model
 
-        monkeypatch.setattr(in_process, "load_model", load_model)
+        monkeypatch.setattr(in_process, "load_replica", load_model)
         first = answered(task, tmp_path)
     lost = [each for each in of(first, "rapid-boost") if each.error is not None]
     assert lost
