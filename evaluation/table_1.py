@@ -95,7 +95,7 @@ class Job:
         if num_gpus > node.num_gpus:
             return f"needs {num_gpus} GPUs"
         if not node.gpu.has_fp8_products and any(c.quantization == "fp8" for c in self.configs):
-            return "quantization: fp8 needs GPUs of capability 9.0 or later"
+            return "has weights in fp8, which needs GPUs of capability 9.0 or later"
         needed, usable = self.bytes_of_gpu(node.gpu), node.gpu.memory * USABLE
         if needed > usable:
             return f"needs {needed / 1e9:.0f} GB of each GPU, which has {usable / 1e9:.0f} to use"

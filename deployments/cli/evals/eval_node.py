@@ -14,7 +14,7 @@ from pathlib import Path
 
 import typer
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from deployments.cli.evals.eval_options import EvalOptions
@@ -182,10 +182,9 @@ def _visible_devices(node: Node) -> list[str]:
 
 
 def _show_plan(jobs: Sequence[Job], node: Node, shards: Sequence[Shard]) -> None:
-    table = Table(
-        *("models", "recipes", "GPUs each", "at once", "GB of a GPU", "GB to fetch", "hours"),
-        box=None,
-    )
+    table = Table(Column("models", overflow="fold"), box=None)
+    for title in ("recipes", "GPUs", "at once", "GB a GPU", "GB to fetch", "hours"):
+        table.add_column(title)
     for job in jobs:
         if (problem := job.why_not_on(node)) is not None:
             note(f"{job.name} is left out: it {problem}")

@@ -34,7 +34,7 @@ def evaluate(options: EvalOptions) -> None:
     if options.as_json:
         fail("--json is for --list: a run writes OUT/results.jsonl", USAGE)
     if (options.task is None) == (not options.recipe and options.node is None):
-        fail("give --task or --recipe (--list shows what there is)")
+        fail("give --task or --recipe (--list shows what there is), or --node without --task")
     if options.quantization is not None and options.node is None:
         fail("--quantization goes with --node; a recipe's name says it, as llama-3.1-70b-int4")
     from deployments.cli.evals.eval_display import show_plan
