@@ -98,10 +98,11 @@ def _systems(task: Task, options: EvalOptions) -> tuple[System, ...]:
     if mode is None:
         if settings:
             fail(f"--{next(iter(settings)).replace('_', '-')} goes with --mode")
-        known = {each.name: each for each in task.systems}
-        return tuple(
-            known.get(name) or find_baseline(name) for name in dict.fromkeys(names or known)
-        )
+        # A recipe's task has only the recipe's system; others are as its file has them.
+        others = load_task(task.name).systems if options.recipe else ()
+        known = {each.name: each for each in (*others, *task.systems)}
+        asked = names or [each.name for each in task.systems]
+        return tuple(known.get(name) or find_baseline(name) for name in dict.fromkeys(asked))
     name = "-".join([mode, *(f"{key}-{value}" for key, value in settings.items())])
     try:
         return (System.model_validate({"name": name, "method": mode, **settings}),)

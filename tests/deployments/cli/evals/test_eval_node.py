@@ -80,7 +80,6 @@ def test_two_parts_of_table_1_make_the_page_that_one_run_makes(data, tmp_path, m
         alone = RunResults.read(folder)
         parts = RunResults.read(out / "llama-3.1-8b" / plan.task.name)
         assert answers(parts) == answers(alone)
-        assert [each.item for each in parts.results] == [each.item for each in alone.results]
         sections = [scores_of(body(each, {})) for each in (parts, alone)]
         assert sections[0] == sections[1]
         assert scores_of(page.split(f"## llama-3.1-8b: {plan.task.name}\n")[1]) != ""

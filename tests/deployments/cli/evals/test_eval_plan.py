@@ -9,7 +9,7 @@ import pytest
 from deployments.cli.evals.eval_options import EvalOptions
 from deployments.cli.evals.eval_plan import plans
 from evaluation.recipes import load_recipe
-from rapid.config import EngineConfig
+from rapid.config import EngineConfig, SpeculationConfig
 from rapid.transfers import OWN_RULES
 from tests.deployments.cli.eval_command import rapid_eval, words
 from tests.evaluation.benchmark_files import BENCHMARKS
@@ -126,3 +126,9 @@ def test_a_part_of_the_items_has_a_folder_of_its_own(task):
     assert "batch 8, workers 1, part 1 of 2" in words(
         rapid_eval("--task", task, "--dry-run", "--shard", "1/2", "--workers", "1")
     )
+
+
+def test_another_system_of_a_recipe_is_as_its_task_has_it():
+    asked = EvalOptions(recipe=["llama-3.1-8b-by-70b"], system=["rapid-adaptive", "rapid-paper"])
+    ((plan, _),) = plans(asked)
+    assert [each.eta for each in plan.task.systems] == [SpeculationConfig().eta, 50]
