@@ -14,7 +14,7 @@ from statistics import fmean
 from evaluation.recipes import Recipe, load_recipe, load_tasks
 from evaluation.reports.report import PAGE, body
 from evaluation.reports.run_results import RunResults
-from evaluation.reports.scores import PUBLISHED_HEADER, published_rows
+from evaluation.reports.scores import PUBLISHED_HEADER, list_published
 from evaluation.reports.tables import table
 from evaluation.results import RESULTS
 from evaluation.systems import System
@@ -41,14 +41,14 @@ _ITEMS = {  # of the official files
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GpuNode:
     """A machine with equal GPUs; with None for them, processes on its CPU, for rehearsals."""
 
     num_gpus: int
     gpu: GPU | None
 
 
-def find_node(name: str) -> Node:
+def find_node(name: str) -> GpuNode:
     """Return the machine of a name such as ``8xh100`` or ``2xcpu``.
 
     Raises:
@@ -60,11 +60,11 @@ def find_node(name: str) -> Node:
             f"node {name!r}: give a number of GPUs and their kind, such as 8xh100, or processes of "
             f"a rehearsal, such as 2x{CPU}; kinds are {', '.join(GPUS)}"
         )
-    return Node(int(found[1]), None if found[2] == CPU else find_gpu(found[2]))
+    return GpuNode(int(found[1]), None if found[2] == CPU else find_gpu(found[2]))
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TableJob:
     """Recipes with the same models: a process for each group of GPUs runs them on its items.
 
     Systems of one item that read the same text share its prefill.
@@ -83,11 +83,11 @@ class Job:
         both = (self.recipes[0].target, self.recipes[0].drafter)
         return [each for each in both if each is not None]
 
-    def count_shards(self, node: Node) -> int:
+    def count_shards(self, node: GpuNode) -> int:
         """Return the number of processes that the GPUs of a node are enough for."""
         return node.num_gpus if node.gpu is None else node.num_gpus // self.recipes[0].num_gpus
 
-    def why_not_on(self, node: Node) -> str | None:
+    def why_not_on(self, node: GpuNode) -> str | None:
         """Return why a node cannot run it, if it cannot."""
         num_gpus = self.recipes[0].num_gpus
         if node.gpu is None:
@@ -111,7 +111,7 @@ class Job:
         needed += drafting.need(1).total if len(self.configs) > 1 else drafting.kv_of(1)
         return needed / self.recipes[0].num_gpus
 
-    def hours_on(self, node: Node) -> float:
+    def hours_on(self, node: GpuNode) -> float:
         """Return the hours of all items at the longest context, without loading and retrieval.
 
         Each text is read once for all systems, and every answer has its full length.
@@ -138,16 +138,16 @@ class Job:
         return sum(_SHAPES[config.model].weight_bytes(16, 16) for config in self.configs) / 1e9
 
 
-def list_jobs(names: Sequence[str]) -> list[Job]:
+def list_jobs(names: Sequence[str]) -> list[TableJob]:
     """Return the jobs of recipes, those on fewer GPUs first, which are the shorter ones."""
     by_models: dict[tuple[str, ...], list[Recipe]] = {}
     for recipe in map(load_recipe, names):
         by_models.setdefault(recipe.models, []).append(recipe)
-    jobs = [Job(tuple(recipes)) for recipes in by_models.values()]
+    jobs = [TableJob(tuple(recipes)) for recipes in by_models.values()]
     return sorted(jobs, key=lambda job: job.recipes[0].num_gpus)
 
 
-def write_page(jobs: Sequence[Job], out_dir: Path) -> Path:
+def write_page(jobs: Sequence[TableJob], out_dir: Path) -> Path:
     """Write one page of what the jobs' folders within `out_dir` hold, and return its path.
 
     Raises:
@@ -160,7 +160,7 @@ def write_page(jobs: Sequence[Job], out_dir: Path) -> Path:
         runs += [(job.name, RunResults.read(folder)) for folder in folders]
     if not runs:
         raise ConfigurationError(f"{out_dir} has no results of these recipes")
-    rows = [row for _, run in runs for row in published_rows(run) if row[3] != "-"]
+    rows = [row for _, run in runs for row in list_published(run) if row[3] != "-"]
     names = [recipe.name for job in jobs for recipe in job.recipes]
     rows += [row for name in names if (row := _average(name, [run for _, run in runs]))]
     rows.sort(key=lambda row: names.index(row[0]))

@@ -142,7 +142,7 @@ def items_won_and_lost(run: RunResults) -> str:
 
 def format_published(run: RunResults) -> str:
     """Return the published numbers of the run's recipes, each beside ours of the same items."""
-    rows = published_rows(run)
+    rows = list_published(run)
     if not rows:
         return ""
     return f"Theirs are not measured here.\n\n{table(PUBLISHED_HEADER, rows)}"
@@ -151,7 +151,7 @@ def format_published(run: RunResults) -> str:
 PUBLISHED_HEADER = ("recipe", "system", "column", "n", "theirs", "ours")
 
 
-def published_rows(run: RunResults) -> list[list[str]]:
+def list_published(run: RunResults) -> list[list[str]]:
     """Return a row for each number that the authors publish of the run's recipes, and ours."""
     rows: list[list[str]] = []
     for recipe in map(load_recipe, run.configuration.get("recipes", ())):

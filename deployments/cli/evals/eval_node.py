@@ -20,7 +20,7 @@ from rich.text import Text
 from deployments.cli.evals.eval_options import EvalOptions
 from deployments.cli.terminal import err, fail, note, out, say
 from evaluation.recipes import recipe_names
-from evaluation.table_1 import Job, Node, find_node, list_jobs, write_page
+from evaluation.table_1 import GpuNode, TableJob, find_node, list_jobs, write_page
 
 _RAPID = (sys.executable, "-c", "from deployments.cli import app; app()")
 _PASSED = ("data", "target", "drafter", "dtype", "embedder", "limit", "batch")
@@ -29,7 +29,7 @@ _TAIL_BYTES = 4096  # of a log, which hold its last line
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class NodeShard:
     """A part of a job's items, which a process answers on a group of GPUs."""
 
     name: str
@@ -70,15 +70,15 @@ def run_node(options: EvalOptions) -> None:
         fail(f"{len(failed)} of {len(shards)} parts failed; the same command runs them again")
 
 
-async def supervise(shards: Sequence[Shard], devices: Sequence[str]) -> list[Shard]:
+async def supervise(shards: Sequence[NodeShard], devices: Sequence[str]) -> list[NodeShard]:
     """Run shards on groups of devices, as many at once as there are groups; return the failed.
 
     When this is cancelled, all processes end.
     """
-    running: dict[Shard, str] = {}
-    failed: list[Shard] = []
+    running: dict[NodeShard, str] = {}
+    failed: list[NodeShard] = []
 
-    async def run_one_after_another(waiting: Iterator[Shard], names: str, threads: int) -> None:
+    async def run_one_after_another(waiting: Iterator[NodeShard], names: str, threads: int) -> None:
         for shard in waiting:
             running[shard] = names
             if status := await _run(shard, names, threads):
@@ -104,7 +104,7 @@ async def supervise(shards: Sequence[Shard], devices: Sequence[str]) -> list[Sha
     return failed
 
 
-async def _run(shard: Shard, devices: str, threads: int) -> int:
+async def _run(shard: NodeShard, devices: str, threads: int) -> int:
     """Run a shard's process to its end and return its exit status."""
     shard.log.parent.mkdir(parents=True, exist_ok=True)
     environment = {"CUDA_VISIBLE_DEVICES": devices, "OMP_NUM_THREADS": str(threads)}
@@ -124,7 +124,7 @@ async def _run(shard: Shard, devices: str, threads: int) -> int:
             await process.wait()
 
 
-async def _watch(running: dict[Shard, str]) -> None:
+async def _watch(running: dict[NodeShard, str]) -> None:
     """Show a line for each running shard: in its place on a terminal, else once a minute."""
     if not err.is_terminal:
         while True:
@@ -136,7 +136,7 @@ async def _watch(running: dict[Shard, str]) -> None:
             await asyncio.sleep(1.0)
 
 
-def _lines(running: dict[Shard, str]) -> list[str]:
+def _lines(running: dict[NodeShard, str]) -> list[str]:
     return [
         f"{shard.name}{f' on GPU {devices}' if devices else ''}: {_last_line(shard.log)}"
         for shard, devices in running.items()
@@ -151,7 +151,9 @@ def _last_line(log: Path) -> str:
     return "begins"
 
 
-def _shards(job: Job, node: Node, folder: Path, options: EvalOptions) -> Iterator[Shard]:
+def _shards(
+    job: TableJob, node: GpuNode, folder: Path, options: EvalOptions
+) -> Iterator[NodeShard]:
     count = min(job.count_shards(node), options.limit or node.num_gpus)
     given = {name: getattr(options, name) for name in _PASSED}
     pairs = [("--recipe", recipe.name) for recipe in job.recipes]
@@ -165,10 +167,10 @@ def _shards(job: Job, node: Node, folder: Path, options: EvalOptions) -> Iterato
         )
         num_gpus = 1 if node.gpu is None else job.recipes[0].num_gpus
         log = place / f"{part}-of-{count}.log"
-        yield Shard(f"{job.name} {part}/{count}", num_gpus, (*_RAPID, *command), log)
+        yield NodeShard(f"{job.name} {part}/{count}", num_gpus, (*_RAPID, *command), log)
 
 
-def _visible_devices(node: Node) -> list[str]:
+def _visible_devices(node: GpuNode) -> list[str]:
     """Return the names of the node's GPUs; empty ones, which hide all, for processes on a CPU."""
     if node.gpu is None:
         return [""] * node.num_gpus
@@ -181,7 +183,7 @@ def _visible_devices(node: Node) -> list[str]:
     return names[: node.num_gpus]
 
 
-def _show_plan(jobs: Sequence[Job], node: Node, shards: Sequence[Shard]) -> None:
+def _show_plan(jobs: Sequence[TableJob], node: GpuNode, shards: Sequence[NodeShard]) -> None:
     table = Table(Column("models", overflow="fold"), box=None)
     for title in ("recipes", "GPUs", "at once", "GB a GPU", "GB to fetch", "hours"):
         table.add_column(title)
@@ -189,7 +191,7 @@ def _show_plan(jobs: Sequence[Job], node: Node, shards: Sequence[Shard]) -> None
         if (problem := job.why_not_on(node)) is not None:
             note(f"{job.name} is left out: it {problem}")
             continue
-        cells = [len(job.recipes), job.recipes[0].num_gpus, job.count_shards(node)]
+        cells: list[float] = [len(job.recipes), job.recipes[0].num_gpus, job.count_shards(node)]
         if node.gpu is not None:
             cells += [round(job.bytes_of_gpu(node.gpu) / 1e9), round(job.gigabytes)]
             cells.append(round(job.hours_on(node), 1))

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from deployments.cli.evals.eval_node import Shard, supervise
+from deployments.cli.evals.eval_node import NodeShard, supervise
 from deployments.cli.evals.eval_options import EvalOptions
 from deployments.cli.evals.eval_plan import plans
 from evaluation.drivers import item_runner
@@ -143,9 +143,9 @@ def test_a_node_with_fewer_gpus_than_were_named_is_refused(monkeypatch, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def process(name: str, code: str, folder: Path, num_gpus: int = 1) -> Shard:
+def process(name: str, code: str, folder: Path, num_gpus: int = 1) -> NodeShard:
     command = (sys.executable, "-c", f"import os, sys, time; {code}")
-    return Shard(name, num_gpus, command, folder / f"{name}.log")
+    return NodeShard(name, num_gpus, command, folder / f"{name}.log")
 
 
 async def test_a_part_that_fails_is_told_with_its_log_and_the_others_go_on(tmp_path, capfd):
