@@ -6,7 +6,7 @@ BIN := .venv/bin
 CONFIG ?= cluster/configs/with-own-text.yaml --fallback serve_config.yaml
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: install lint check test test-slow test-gpu test-mutants test-security test-clients test-console test-compliance test-faults test-faults-quick test-faults-nodes run stop bench bench-quick bench-fairness eval eval-quick eval-text manifests docs test-dashboard clean
+.PHONY: install lint check test test-slow test-gpu test-mutants test-security test-clients test-console test-compliance test-faults test-faults-quick test-faults-nodes run stop bench bench-quick bench-fairness eval eval-quick eval-text table-1 manifests docs test-dashboard clean
 
 install: .venv/.installed
 
@@ -104,6 +104,10 @@ TEXT := plain rag-target sd-self prompt-lookup rapid-self-boost rapid-self-adapt
 eval-text: install   # real text, with SmolLM2-135M drafting for itself; twenty minutes on two cores; resumes
 	@$(BIN)/rapid models get smollm2-135m all-minilm-l6-v2
 	$(BIN)/rapid eval --task real-text --target smollm2-135m $(TEXT:%=--system %)
+
+# DRY=1 shows the plan; DATA=FOLDER has the official files; MORE="--recipe NAME --quantization int4 ..."
+table-1: install     # the paper's Table 1: NODE=8xh100, or 2xcpu to rehearse; docs/table-1.md; resumes
+	@$(BIN)/rapid eval --node "$(NODE)" $(if $(DRY),--dry-run) $(if $(DATA),--data "$(DATA)") $(MORE)
 
 manifests: install   # of the shipped configurations, for Kubernetes
 	$(BIN)/rapid manifests serve_config.yaml one-node

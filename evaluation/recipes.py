@@ -7,7 +7,7 @@ of the paper (arXiv 2502.20330). ``docs/evaluation.md`` says what differs from t
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -29,6 +29,9 @@ class Recipe(Frozen):
 
     Attributes:
         tasks: Names of task files, which run one after the other.
+        models: Names of the target and, where it is another model, of the drafter.
+        target: With a drafter over several GPUs, spread over the same ones, which would idle while
+            it reads.
         drafter: The drafter model; None where nothing is drafted or the target drafts for itself.
         top_k: Number of best tokens that the reference code samples from with these models.
         published: The authors' numbers, in percent, by column of their table.
@@ -36,33 +39,71 @@ class Recipe(Frozen):
 
     name: str
     tasks: tuple[str, ...]
+    models: tuple[str, ...]
     target: EngineConfig
     drafter: EngineConfig | None
     system: System
     top_k: int
     published: Mapping[str, float]
 
-    def load_tasks(self) -> list[Task]:
-        """Load the tasks, each with only the recipe's system and with its sampler."""
-        changes = {"systems": (self.system,), "top_k": self.top_k}
-        return [load_task(name).model_copy(update=changes) for name in self.tasks]
+    @property
+    def num_gpus(self) -> int:
+        """Number of GPUs that one process needs, which both models share."""
+        return self.target.tensor_parallel
 
 
-def recipe_names() -> list[str]:
-    """Return the names of all recipes, in the order of the published tables."""
-    return list(_recipes())
+def load_tasks(recipes: Sequence[Recipe]) -> list[tuple[Task, tuple[str, ...]]]:
+    """Load the tasks of recipes with the same models, each with the names of those that have it.
+
+    A task has only these recipes' systems, and their sampler.
+
+    Raises:
+        ConfigurationError: Their models are not the same.
+    """
+    for each in recipes:
+        if (each.target, each.drafter) != (recipes[0].target, recipes[0].drafter):
+            raise ConfigurationError(
+                f"recipes {recipes[0].name} and {each.name} have other models: give each a "
+                "command of its own, or run both with --node"
+            )
+    tasks: list[tuple[Task, tuple[str, ...]]] = []
+    for name in dict.fromkeys(task for each in recipes for task in each.tasks):
+        asked = [each for each in recipes if name in each.tasks]
+        systems = tuple({each.system.name: each.system for each in asked}.values())
+        changes = {"systems": systems, "top_k": recipes[0].top_k}
+        names = tuple(each.name for each in asked)
+        tasks.append((load_task(name).model_copy(update=changes), names))
+    return tasks
+
+
+def recipe_names(quantization: str | None = None) -> list[str]:
+    """Return the names of all recipes, in the order of the published tables.
+
+    With `quantization`, a large model has quantized weights, and its recipes names that say so.
+
+    Raises:
+        ConfigurationError: The recipes have no quantization of that name.
+    """
+    known = _file().quantized
+    if quantization not in (None, *known):
+        raise ConfigurationError(
+            f"no recipe has quantization {quantization!r}: take one of {', '.join(known)}"
+        )
+    return list(_recipes(quantization))
 
 
 def load_recipe(name: str) -> Recipe:
-    """Return the recipe `name`.
+    """Return the recipe `name`; that of a large model also with ``-fp8`` or ``-int4`` at its end.
 
     Raises:
         ConfigurationError: There is none of that name.
     """
-    recipes = _recipes()
+    recipes = {**_recipes(None)}
+    for quantization in _file().quantized:
+        recipes |= _recipes(quantization)
     if name not in recipes:
         near = difflib.get_close_matches(name, recipes, n=1)
-        meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(recipes)}"
+        meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(_recipes(None))}"
         raise ConfigurationError(f"there is no recipe {name!r}: {meant}")
     return recipes[name]
 
@@ -89,25 +130,45 @@ class _RecipeRow(Frozen):
 class _File(Frozen):
     rows: dict[str, _Table]
     models: dict[str, EngineConfig]
+    quantized: dict[str, dict[str, str | int]]
     top_k: dict[str, int]
     recipes: tuple[_RecipeRow, ...]
 
 
 @cache
-def _recipes() -> Mapping[str, Recipe]:
+def _file() -> _File:
     settings = read_yaml(RECIPE_FILE, "the one that came with the package")
-    file = validate(_File, settings, prefix=f"{RECIPE_FILE}: ", top="recipes")
-    return {row.name: _recipe(row, file) for row in file.recipes}
+    return validate(_File, settings, prefix=f"{RECIPE_FILE}: ", top="recipes")
 
 
-def _recipe(row: _RecipeRow, file: _File) -> Recipe:
+@cache
+def _recipes(quantization: str | None) -> Mapping[str, Recipe]:
+    file = _file()
+    recipes = [_recipe(row, file, quantization) for row in file.recipes]
+    return {each.name: each for each in recipes}
+
+
+def _recipe(row: _RecipeRow, file: _File, quantization: str | None) -> Recipe:
     table = file.rows[row.rows]
     is_self = row.drafter == row.target
+    names = [row.target] if is_self or row.drafter is None else [row.target, row.drafter]
+    configs = [file.models[name] for name in names]
+    suffix = ""
+    if quantization is not None and configs[-1].tensor_parallel > 1:  # the large one, if any
+        suffix = f"-{quantization}"
+        names[-1] += suffix
+        settings = configs[-1].model_dump(exclude_unset=True) | file.quantized[quantization]
+        configs[-1] = EngineConfig.model_validate(settings)
+    target, drafter = configs[0], None
+    if len(configs) > 1:
+        drafter = configs[1]
+        target = target.model_copy(update={"tensor_parallel": drafter.tensor_parallel})
     return Recipe(
-        name=row.name,
+        name=row.name + suffix,
         tasks=table.tasks,
-        target=file.models[row.target],
-        drafter=None if is_self or row.drafter is None else file.models[row.drafter],
+        models=tuple(names),
+        target=target,
+        drafter=drafter,
         system=_system(row, is_self),
         top_k=file.top_k[row.target],
         published=dict(zip(table.columns, row.published, strict=True)),

@@ -22,6 +22,9 @@ RESULTS = "results.jsonl"
 MADE = "made"
 """Configuration key of the date, commit and machine, which may change when a run is resumed."""
 
+SHARD = "shard"
+"""Configuration key of the part of the items that a run answers."""
+
 Json = dict[str, Any]
 
 
@@ -174,9 +177,14 @@ def read(path: Path) -> tuple[Json, list[Result]]:
     return configuration, list(results.values())
 
 
+def shard_name(shard: tuple[int, int]) -> str:
+    """Return the name of a part of a run's items, as ``1-of-8``; its folder has it, too."""
+    return f"{shard[0]}-of-{shard[1]}"
+
+
 def is_extended(old: Json, new: Json) -> bool:
     """Return whether `new` is `old` with more systems or conditions, and otherwise the same."""
-    grown = ("systems", "conditions")
+    grown = ("systems", "conditions", "recipes")
     if not all(each in new.get(key, ()) for key in grown for each in old.get(key, ())):
         return False
     has_more = any(len(old.get(key, ())) < len(new.get(key, ())) for key in grown)

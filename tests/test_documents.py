@@ -13,6 +13,7 @@ import yaml
 
 from deployments.config.serve_file import read_applications
 from evaluation.recipes import recipe_names
+from evaluation.table_1 import find_node, list_jobs
 from rapid.catalogue import find
 from rapid.embedded.generator import generate_document
 from rapid.transfers import OWN_RULES
@@ -71,12 +72,21 @@ def test_the_file_of_three_teams_is_valid_and_fits_four_gpus():
     assert set(config.api.tenant_weights) < tenants
 
 
-def test_the_recipes_of_table_1_are_there():
+def test_the_arithmetic_of_table_1_is_what_the_page_says():
     page = (ROOT / "docs/table-1.md").read_text()
-    known = recipe_names()
-    for row in re.findall(r"^\| (?:Llama|Qwen).*$", page, flags=re.MULTILINE):
-        first, *others = re.findall(r"`([a-z0-9.-]+)`", row)
-        assert {each if each[0] != "-" else first + each for each in (first, *others)} <= set(known)
+    header = re.search(r"^\| jobs .*hours: (.*) \|$", page, flags=re.MULTILINE)
+    assert header is not None
+    nodes = [find_node(name) for name in header[1].split(" | ")]
+    rows = dict(re.findall(r"^\| `([a-z0-9.-]+)`[^|]*\| (.*) \|$", page, flags=re.MULTILINE))
+    jobs = list_jobs(recipe_names())
+    assert rows.keys() == {job.name for job in jobs}
+    for job in jobs:
+        gpu = nodes[0].gpu
+        assert gpu is not None
+        numbers = [job.recipes[0].num_gpus, job.bytes_of_gpu(gpu) / 1e9, job.gigabytes]
+        can = [job.why_not_on(node) is None for node in nodes]
+        hours = [f"{job.hours_on(n):.1f}" if ok else "-" for n, ok in zip(nodes, can, strict=True)]
+        assert rows[job.name].split(" | ") == [*(f"{each:.0f}" for each in numbers), *hours]
 
 
 def test_the_readme_stays_short():

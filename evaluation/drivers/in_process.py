@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from math import inf
 from time import perf_counter
@@ -23,8 +23,9 @@ from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import EngineConfig, PromptLookup, SamplingConfig
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import LoadedModel, check_memory, load_model
+from rapid.engines.forward.loading import LoadedModel, check_memory
 from rapid.engines.local_ports import LocalPool, make_engine
+from rapid.engines.parallel.leading import load_replica
 from rapid.errors import EngineFailed, RapidError
 from rapid.messages import Int32Array, Terms
 from rapid.ports import Drafter, Refresh
@@ -278,24 +279,24 @@ async def open_in_process(
     """
     both = [models.target, *([models.drafter] if models.drafter else [])]
     await asyncio.to_thread(check_memory, *both)
-    target = await asyncio.to_thread(load_model, models.target)
-    drafter = await asyncio.to_thread(load_model, models.drafter) if models.drafter else None
-    vocab_size = check_same_vocabulary(target, drafter) if drafter else None
-    text = ChatText.load(models.target.model)
-    other_text = ChatText.load(models.drafter.model) if models.drafter else text
-    prompter = await open_prompter(task, items, text, other_text)
-    lengths = await asyncio.to_thread(_lengths, task, mine, prompter)
-    rooms = _rooms(task, lengths, has_drafter=drafter is not None)
-    engines: list[Engine] = []
-    try:
-        for loaded, num_tokens in zip((target, drafter), rooms, strict=True):
-            if loaded is not None:
-                engines.append(_engine(loaded, num_tokens * batch, 2 * batch, vocab_size))
+    async with AsyncExitStack() as opened:
+        loaded: list[LoadedModel] = []
+        for config in both:
+            loaded.append(await asyncio.to_thread(load_replica, config))
+            if (followers := loaded[-1].followers) is not None:
+                opened.callback(followers.close)
+        vocab_size = check_same_vocabulary(*loaded) if models.drafter else None
+        text = ChatText.load(models.target.model)
+        other_text = ChatText.load(models.drafter.model) if models.drafter else text
+        prompter = await open_prompter(task, items, text, other_text)
+        opened.push_async_callback(prompter.close)
+        lengths = await asyncio.to_thread(_lengths, task, mine, prompter)
+        rooms = _rooms(task, lengths, has_drafter=models.drafter is not None)
+        engines: list[Engine] = []
+        for model, num_tokens in zip(loaded, rooms, strict=False):
+            engines.append(_engine(model, num_tokens * batch, 2 * batch, vocab_size))
+            opened.push_async_callback(asyncio.to_thread, engines[-1].close)
         yield InProcess(task, prompter, engines[0], engines[-1], text, 4 * batch)
-    finally:
-        for engine in engines:
-            await asyncio.to_thread(engine.close)
-        await prompter.close()
 
 
 @dataclass(frozen=True, slots=True)

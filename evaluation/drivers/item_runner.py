@@ -28,7 +28,7 @@ from evaluation.drivers.in_process import Models, open_in_process
 from evaluation.drivers.judge import JudgeConfig, judges
 from evaluation.drivers.over_http import Server, open_over_http
 from evaluation.items import Item
-from evaluation.results import MADE, RESULTS, Json, Log, Result
+from evaluation.results import MADE, RESULTS, SHARD, Json, Log, Result, shard_name
 from evaluation.scorers import Metric, scorers
 from evaluation.tasks import Task
 from rapid.checkpoints.facts import text_settings
@@ -49,8 +49,10 @@ class Plan:
     Attributes:
         server: Server of a run over HTTP; `models` is then None.
         batch: Number of answers at once, in each worker.
-        recipe: Name of the recipe that the run repeats; the report shows its published numbers.
+        recipes: Names of the recipes that the run repeats, whose published numbers a report shows.
         rules: File that registers transfer rules, which every process of the run runs.
+        shard: The part of the items to answer, and the number of parts; None answers all. Unrelated
+            chunks are still taken from all items.
     """
 
     task: Task
@@ -60,13 +62,23 @@ class Plan:
     batch: int = 1
     workers: int = 1
     judge: JudgeConfig | None = None
-    recipe: str | None = None
+    recipes: tuple[str, ...] = ()
     rules: Path | None = None
+    shard: tuple[int, int] | None = None
+
+    @property
+    def mine(self) -> Sequence[Item]:
+        """The items to answer: all, or those of the shard, with every system and condition."""
+        if self.shard is None:
+            return self.items
+        part, count = self.shard
+        # Neighbours stay together: they may be about one document, which is then read once.
+        return self.items[(part - 1) * len(self.items) // count : part * len(self.items) // count]
 
     @property
     def num_answers(self) -> int:
-        """Number of answers of the whole run."""
-        return len(self.items) * len(self.task.systems) * len(self.task.conditions)
+        """Number of answers to give."""
+        return len(self.mine) * len(self.task.systems) * len(self.task.conditions)
 
     def configuration(self) -> Json:
         """Return everything that the results depend on, with the time and the machine."""
@@ -85,12 +97,14 @@ class Plan:
             "conditions": [each.model_dump(mode="json") for each in self.task.conditions],
             "models": models,
             "server": self.server.public() if self.server else None,
-            "recipe": self.recipe,
             "judge": self.judge.model_dump(mode="json") if self.judge else None,
             "settings": {"batch": self.batch, "workers": self.workers},
             "versions": {name: _version(name) for name in ("rapid-serve", "torch", "transformers")},
             MADE: circumstances(),
-        } | ({} if self.rules is None else {"rules": _digest_file(self.rules)})
+            **({} if self.rules is None else {"rules": _digest_file(self.rules)}),
+            **({} if not self.recipes else {"recipes": list(self.recipes)}),
+            **({} if self.shard is None else {SHARD: shard_name(self.shard)}),
+        }
 
 
 def run(plan: Plan, out: Path, console: Console) -> None:
@@ -103,7 +117,7 @@ def run(plan: Plan, out: Path, console: Console) -> None:
     """
     _metrics(plan)  # refuses a metric that cannot be had
     with Log(out / RESULTS, plan.configuration()) as log:
-        trials = list(trials_left(plan.items, plan.task, log.done))
+        trials = list(trials_left(plan.mine, plan.task, log.done))
         num_left = sum(1 + len(trial.same) for trial in chain.from_iterable(trials))
         if not num_left:
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from evaluation.reports import plots
 from evaluation.reports.conditions import conditions, etas
 from evaluation.reports.costs import drafts_accepted, operations, phases, speed
 from evaluation.reports.estimates import LEAST_ITEMS
-from evaluation.reports.run_results import RunResults
+from evaluation.reports.run_results import SHARDS, RunResults
 from evaluation.reports.scores import (
     by_other_groups,
     differences,
@@ -54,18 +55,25 @@ def write(out_dir: Path) -> Path:
 def merge(run_dirs: Sequence[Path], out_dir: Path) -> Path:
     """Make one page of several runs in `out_dir`, and return its path.
 
-    The runs are of `rapid eval` or of an earlier `merge`. Subdirectories of `out_dir`, named by
+    The runs are of `rapid eval` or of an earlier `merge`; parts of one run's items, which
+    `rapid eval --shard` answers, are one run, if of one task. Subdirectories of `out_dir`, named by
     task, get their compressed results and their plots.
 
     Raises:
-        ConfigurationError: One of `run_dirs` has no run, or one that cannot be reported.
+        ConfigurationError: One of `run_dirs` has no run, or one that cannot be reported, or parts
+            are of different runs.
     """
-    sections: list[str] = []
+    runs: dict[str | Path, tuple[RunResults, Path]] = {}
     for run_dir in run_dirs:
         run = RunResults.read(run_dir)
+        key = run.task.name if SHARDS in run.configuration else run_dir
+        runs[key] = (runs[key][0].join(run) if key in runs else run), run_dir
+    sections: list[str] = []
+    for run, run_dir in runs.values():
         kept = out_dir / run.task.name
         kept.mkdir(parents=True, exist_ok=True)
-        (kept / f"{RESULTS}.gz").write_bytes(_compress(run_dir / RESULTS))
+        lines = _lines(run) if SHARDS in run.configuration else None
+        (kept / f"{RESULTS}.gz").write_bytes(_compress(run_dir / RESULTS, lines))
         pictures = _links(plots.draw(run, kept / "plots"), out_dir)
         text = body(run, pictures).replace("\n## ", "\n### ")
         sections.append(f"## {run.task.name}\n\n{text}")
@@ -74,12 +82,20 @@ def merge(run_dirs: Sequence[Path], out_dir: Path) -> Path:
     return page
 
 
-def _compress(results: Path) -> bytes:
-    """Return a run's lines compressed; a kept run has nothing else."""
-    if not results.exists():
+def _compress(results: Path, lines: bytes | None) -> bytes:
+    """Return a run's lines compressed, `lines` if given; a kept run has nothing else."""
+    if lines is None and not results.exists():
         return results.with_name(f"{RESULTS}.gz").read_bytes()
     # The header has no time, so that the same results give the same bytes.
-    return gzip.compress(results.read_bytes(), mtime=0)
+    return gzip.compress(results.read_bytes() if lines is None else lines, mtime=0)
+
+
+def _lines(run: RunResults) -> bytes:
+    lines = [
+        {"configuration": run.configuration},
+        *(r.model_dump(mode="json") for r in run.results),
+    ]
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
 
 
 def summary(out_dir: Path) -> str:
@@ -130,17 +146,21 @@ def _describe_origin(run: RunResults) -> str:
         models = f"those of the server at {server['url']}"
         how = f"the server's own, tokens {retrieval.get('tokens', 'as it is configured')}"
     source = ", ".join(f"{key} {value}" for key, value in run.task.source.options.items())
+    number = len({each.item for each in run.results})
+    whole = told.get("items", {}).get("number", number)
+    of_all = "" if number == whole else f" of {whole}"
+    in_parts = f", in parts {', '.join(told[SHARDS])}" if SHARDS in told else ""
     lines = [
         f"{run.task.description}.",
         "",
-        f"- items: {len({each.item for each in run.results})} ({source or 'all'}"
+        f"- items: {number}{of_all} ({source or 'all'}"
         f"{', split ' + run.task.source.split if run.task.source.split else ''})",
         f"- models: {models}",
         f"- retrieval: {how}",
         f"- answers: temperature {run.task.temperature:g}, "
         + (f"top_k {run.task.top_k}, " if run.task.top_k else "")
         + f"at most {run.task.max_tokens} tokens",
-        f"- run: {made}; {told.get('settings')}",
+        f"- run: {made}; {told.get('settings')}{in_parts}",
         f"- intervals: 95 % bootstrap over items, from {LEAST_ITEMS} items on; ▲ and ▼: the whole"
         " interval of the paired difference is above or below zero",
     ]

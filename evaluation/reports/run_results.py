@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from evaluation.reports.estimates import Estimate, estimate_difference, mean, ratio, ratio_of_ratios
 from evaluation.reports.flops import of_answer, paper_plain, paper_rag, paper_speculative
-from evaluation.results import RESULTS, Result, read
+from evaluation.results import RESULTS, SHARD, Result, differences, read
 from evaluation.systems import System
 from evaluation.tasks import Condition, Task
 from rapid.errors import ConfigurationError
 from rapid.planning.shapes import ModelShape
 
 ALL = "all"
+SHARDS = "shards"
+"""Configuration key of a run that is put together from parts: their names."""
 FOUND, MISSED = "evidence found", "evidence missed"
 
 ByItem = Mapping[str, Result]
@@ -34,14 +36,23 @@ class RunResults:
     def read(cls, out_dir: Path) -> RunResults:
         """Read the run of a directory, which `evaluation.reports.report.merge` may have made.
 
+        A directory that holds the folders of parts of a run's items is read as one run.
+
         Raises:
-            ConfigurationError: There is no run, or some of its answers had rounds without their
-                drafter.
+            ConfigurationError: There is no run, some of its answers had rounds without their
+                drafter, or its parts were made with different configurations.
         """
         path = out_dir / RESULTS
         kept = path.with_name(f"{RESULTS}.gz")
         path = kept if kept.exists() and not path.exists() else path
-        run = cls(*read(path))
+        if not path.exists() and (parts := list(out_dir.glob(f"*-of-*/{RESULTS}"))):
+            folders = [part.parent for part in parts]
+            folders.sort(key=lambda folder: int(folder.name.partition("-")[0]))
+            return reduce(cls.join, map(cls.read, folders))
+        configuration, results = read(path)
+        if (shard := configuration.pop(SHARD, None)) is not None:
+            configuration[SHARDS] = [shard]
+        run = cls(configuration, results)
         if disguised := run.without_drafter:
             first = disguised[0]
             raise ConfigurationError(
@@ -50,6 +61,22 @@ class RunResults:
                 f"{first.condition}: take their lines out and run the rest again"
             )
         return run
+
+    def join(self, other: RunResults) -> RunResults:
+        """Return this part of a run and another as one, which keeps where this one was made.
+
+        Raises:
+            ConfigurationError: Their configurations differ in more than that; the message says how.
+        """
+        shards = [*self.configuration.get(SHARDS, ()), *other.configuration.get(SHARDS, ())]
+        ours, theirs = ({**each.configuration, SHARDS: shards} for each in (self, other))
+        if changes := differences(ours, theirs):
+            raise ConfigurationError(
+                f"parts {', '.join(shards)} are not of one run, whose configuration they share:\n"
+                + "\n".join(f"  {each}" for each in changes)
+            )
+        known = {each.key: each for each in (*self.results, *other.results)}
+        return RunResults(ours, list(known.values()))
 
     @cached_property
     def task(self) -> Task:

@@ -141,19 +141,31 @@ def items_won_and_lost(run: RunResults) -> str:
 
 
 def format_published(run: RunResults) -> str:
-    """Return the published numbers of the run's recipe, each beside ours of the same items."""
-    name = run.configuration.get("recipe")
-    if name is None:
+    """Return the published numbers of the run's recipes, each beside ours of the same items."""
+    rows = list_published(run)
+    if not rows:
         return ""
-    ours = [(system, metric) for system in run.systems for metric in run.task.metrics]
+    return f"Theirs are not measured here.\n\n{table(PUBLISHED_HEADER, rows)}"
+
+
+PUBLISHED_HEADER = ("recipe", "system", "column", "n", "theirs", "ours")
+
+
+def list_published(run: RunResults) -> list[list[str]]:
+    """Return a row for each number that the authors publish of the run's recipes, and ours."""
     rows: list[list[str]] = []
-    for column, theirs in load_recipe(name).published.items():
-        found = [(_part(run, system, column), metric) for system, metric in ours]
-        number = max(len(results) for results, _ in found)
-        cells = [with_interval(run.scores(results, metric), ".1%") for results, metric in found]
-        rows.append([column, str(number or "-"), f"{theirs:g}%", *cells])
-    header = ["column", "n", "theirs", *(f"{system.name} {metric}" for system, metric in ours)]
-    return f"Theirs: recipe `{name}`, not measured here.\n\n{table(header, rows)}"
+    for recipe in map(load_recipe, run.configuration.get("recipes", ())):
+        own = [each for each in run.systems if each.name == recipe.system.name]
+        for system in own or run.systems:
+            for column, theirs in recipe.published.items():
+                results = _part(run, system, column)
+                row = [recipe.name, system.name, column, str(len(results) or "-"), f"{theirs:g}%"]
+                ours = [
+                    f"{with_interval(run.scores(results, metric), '.1%')} {metric}"
+                    for metric in run.task.metrics
+                ]
+                rows.append([*row, ", ".join(ours) if results else "-"])
+    return rows
 
 
 def _part(run: RunResults, system: System, column: str) -> ByItem:

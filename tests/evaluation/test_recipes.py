@@ -1,6 +1,6 @@
 import pytest
 
-from evaluation.recipes import load_recipe, recipe_names
+from evaluation.recipes import load_recipe, load_tasks, recipe_names
 from rapid.errors import ConfigurationError
 
 RECIPES = [load_recipe(name) for name in recipe_names()]
@@ -87,7 +87,7 @@ def test_a_recipe_says_who_answers_and_at_which_settings():
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 def test_its_tasks_are_asked_of_its_system_alone(recipe):
-    tasks = recipe.load_tasks()
+    tasks = [task for task, _ in load_tasks([recipe])]
     assert tuple(task.name for task in tasks) == recipe.tasks
     assert all(task.systems == (recipe.system,) for task in tasks)
     temperature = 1.0 if recipe in INFINITEBENCH else 0.1
@@ -110,6 +110,37 @@ def test_published_splits_add_up_to_the_published_whole(recipe):
 def test_the_published_average_is_that_of_the_published_scores(recipe):
     scores = [recipe.published[task] for task in recipe.tasks]
     assert sum(scores) / 3 == pytest.approx(recipe.published["average"], abs=0.011)
+
+
+def test_a_large_model_is_computed_by_several_gpus_at_once_and_the_small_one_with_it():
+    upward = load_recipe("llama-3.1-8b-by-70b")
+    assert upward.drafter is not None
+    assert (upward.target.tensor_parallel, upward.drafter.tensor_parallel) == (4, 4)
+    assert load_recipe("llama-3.1-8b-self").num_gpus == 1
+    assert {each.target.device for each in RECIPES} == {"auto"}
+
+
+def test_a_large_model_may_be_quantized_under_the_same_published_numbers():
+    whole, packed = load_recipe("qwen2.5-7b-by-72b"), load_recipe("qwen2.5-7b-by-72b-int4")
+    assert packed.drafter is not None
+    assert (packed.drafter.quantization, packed.num_gpus) == ("int4", 2)
+    assert packed.target.quantization is None
+    assert (packed.published, packed.system) == (whole.published, whole.system)
+    names = recipe_names("fp8")
+    assert len(names) == len(RECIPES)
+    assert {"llama-3.1-8b", "llama-3.1-70b-fp8"} <= set(names)
+    with pytest.raises(ConfigurationError, match="take one of fp8, int4"):
+        recipe_names("int8")
+
+
+def test_recipes_of_the_same_models_are_one_run_of_each_of_their_tasks():
+    names = ["llama-3.1-8b", "llama-3.1-8b-rag", "infinitebench-llama-3.1-8b-rag"]
+    (longbench, both), *books = load_tasks([load_recipe(name) for name in names])
+    assert [each.name for each in longbench.systems] == ["plain", "rag-target"]
+    assert both == tuple(names[:2])
+    assert [(task.name, own) for task, own in books] == [
+        (name, (names[2],)) for name in load_recipe(names[2]).tasks
+    ]
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest():

@@ -6,6 +6,7 @@ from evaluation.drivers.prompter import target_chat
 from evaluation.items import Item
 from evaluation.tasks import Condition, load_task, task_names
 from rapid.chat_messages import Document, Message
+from rapid.config import SpeculationConfig
 
 CHOICES = {f"choice_{letter}": f"{letter}-text" for letter in "ABCD"}
 OPTIONS = {f"option_{letter}": f"{letter}-text" for letter in "ABCD"}
@@ -170,3 +171,11 @@ def test_a_task_that_compares_rules_has_the_default_and_its_controls(name):
         assert {"rapid-adaptive", "rag-both", "plain"} <= systems
     else:
         assert {"rapid-self-adaptive", "plain"} <= systems
+
+
+@pytest.mark.parametrize("name", ["longbench-v2", "longbench-v2-cot", *ON_INFINITEBENCH, "aa-lcr"])
+def test_a_benchmark_asks_the_question_that_would_change_our_mind(name):
+    systems = {each.name: each for each in load_task(name).systems}
+    assert {"plain", "rag-drafter", "rag-both", "plain-drafter", "mixture"} <= systems.keys()
+    shipped, asked = SpeculationConfig(), systems["rapid-adaptive"].speculation()
+    assert (asked.transfer, asked.eta, asked.rule) == (shipped.transfer, shipped.eta, shipped.rule)

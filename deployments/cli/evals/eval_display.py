@@ -64,7 +64,8 @@ def show_plan(plan: Plan, folder: Path, options: EvalOptions) -> None:
             for key, value in settings.items()
         ),
     )
-    add("", f"batch {plan.batch}, workers {plan.workers}")
+    part = "" if plan.shard is None else f", part {plan.shard[0]} of {plan.shard[1]}"
+    add("", f"batch {plan.batch}, workers {plan.workers}{part}")
     add("to", str(folder))
     out.print(table)
     out.print("\n[bold]what the target reads[/]" + (f" of item {items[0].id}" if items else ""))

@@ -33,8 +33,12 @@ class EvalOptions:
         ),
     ] = None
     recipe: Annotated[
-        str | None,
-        _what(help="One published row: its tasks, models, settings.", metavar="NAME"),
+        list[str] | None,
+        _what(
+            help="One published row: its tasks, models, settings; may be repeated for rows of the "
+            "same models.",
+            metavar="NAME",
+        ),
     ] = None
     system: Annotated[
         list[str] | None,
@@ -101,6 +105,21 @@ class EvalOptions:
             metavar="NUMBER",
         ),
     ] = None
+    shard: Annotated[
+        str | None,
+        _how(
+            help="Only the I-th of N parts of the items, in a folder of its own within OUT; a "
+            "report of OUT is of all parts.",
+            metavar="I/N",
+        ),
+    ] = None
+    reuse_prefill: Annotated[
+        bool,
+        _how(
+            "--reuse-prefill",
+            help="Each text is read once for all systems; times of prefill then say nothing.",
+        ),
+    ] = False
     batch: Annotated[
         int | None,
         _how(
@@ -112,6 +131,17 @@ class EvalOptions:
     workers: Annotated[
         int | None,
         _how(min=1, help="Processes; by default one per core, on CUDA 1.", metavar="NUMBER"),
+    ] = None
+    node: Annotated[
+        str | None,
+        _how(
+            help="Recipes, by default all of Table 1, on all GPUs of this machine, such as 8xh100.",
+            metavar="NxGPU",
+        ),
+    ] = None
+    quantization: Annotated[
+        str | None,
+        _how(help="With --node: fp8 or int4, of the large models' weights.", metavar="NAME"),
     ] = None
     out_dir: Annotated[
         Path | None,

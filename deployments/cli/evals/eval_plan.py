@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -12,7 +14,8 @@ from pydantic import SecretStr, ValidationError
 from deployments.cli.evals.eval_options import DRAFTER, TARGET, EvalOptions
 from deployments.cli.terminal import fail
 from evaluation.drivers.judge import JudgeConfig
-from evaluation.recipes import Recipe, load_recipe
+from evaluation.recipes import Recipe, load_recipe, load_tasks
+from evaluation.results import shard_name
 from evaluation.systems import System, find_baseline
 from evaluation.tasks import EmbedderKind, RetrievalSettings, Source, Task, load_task
 from rapid.config import EngineConfig
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 def plans(options: EvalOptions) -> Iterator[tuple[Plan, Path]]:
     """Yield the plan of each task, still without its items, with the folder of its run.
 
-    The options name either a task or a recipe.
+    The options name either a task or recipes of the same models.
 
     Raises:
         typer.Exit: The options contradict each other; the reason has been printed.
@@ -37,26 +40,42 @@ def plans(options: EvalOptions) -> Iterator[tuple[Plan, Path]]:
     """
     if options.rules is not None:
         run_rules(options.rules)
-    recipe = None if options.recipe is None else load_recipe(options.recipe)
-    if recipe is not None:
-        tasks = recipe.load_tasks()
+    recipes = [load_recipe(name) for name in options.recipe or ()]
+    tasks: list[tuple[Task, tuple[str, ...]]] = []
+    if recipes:
+        tasks = load_tasks(recipes)
+        name = recipes[0].name
     else:
         assert options.task is not None
-        tasks = [load_task(options.task)]
-    name = options.recipe or tasks[0].name
+        tasks = [(load_task(options.task), ())]
+        name = tasks[0][0].name
     if options.item_seed is not None:
         name += f"-{options.item_seed}"
     folder = options.out_dir or Path(".eval") / name
     if len(tasks) > 1 and options.data is not None and not options.data.is_dir():
-        fail(f"--recipe {options.recipe} has {len(tasks)} tasks: give --data a folder of files")
-    for task in tasks:
+        fail(f"--recipe {name} has {len(tasks)} tasks: give --data a folder of files")
+    shard = _shard(options)
+    for task, names in tasks:
         changes = {
             "source": _source(task, options),
             "systems": _systems(task, options),
             "retrieval": _retrieval(task, options),
+            "reuses_prefill": task.reuses_prefill or options.reuse_prefill,
         }
-        plan = _plan(task.model_copy(update=changes), recipe, options)
-        yield plan, folder / task.name if len(tasks) > 1 else folder
+        plan = _plan(task.model_copy(update=changes), recipes[0] if recipes else None, options)
+        own = folder / task.name if len(tasks) > 1 else folder
+        own = own if shard is None else own / shard_name(shard)
+        yield replace(plan, recipes=names, shard=shard), own
+
+
+def _shard(options: EvalOptions) -> tuple[int, int] | None:
+    if options.shard is None:
+        return None
+    found = re.fullmatch(r"(\d+)/(\d+)", options.shard)
+    part, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= part <= count:
+        fail(f"--shard {options.shard}: give the number of a part and that of all, as 1/8 or 8/8")
+    return part, count
 
 
 def _source(task: Task, options: EvalOptions) -> Source:
@@ -79,10 +98,11 @@ def _systems(task: Task, options: EvalOptions) -> tuple[System, ...]:
     if mode is None:
         if settings:
             fail(f"--{next(iter(settings)).replace('_', '-')} goes with --mode")
-        known = {each.name: each for each in task.systems}
-        return tuple(
-            known.get(name) or find_baseline(name) for name in dict.fromkeys(names or known)
-        )
+        # A recipe's task has only the recipe's system; others are as its file has them.
+        others = load_task(task.name).systems if options.recipe else ()
+        known = {each.name: each for each in (*others, *task.systems)}
+        asked = names or [each.name for each in task.systems]
+        return tuple(known.get(name) or find_baseline(name) for name in dict.fromkeys(asked))
     name = "-".join([mode, *(f"{key}-{value}" for key, value in settings.items())])
     try:
         return (System.model_validate({"name": name, "method": mode, **settings}),)
@@ -123,7 +143,6 @@ def _plan(task: Task, recipe: Recipe | None, options: EvalOptions) -> Plan:
         batch=options.batch or batch,
         workers=options.workers or workers,
         judge=judge,
-        recipe=options.recipe,
         rules=options.rules,
     )
 

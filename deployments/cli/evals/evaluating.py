@@ -33,13 +33,20 @@ def evaluate(options: EvalOptions) -> None:
         return
     if options.as_json:
         fail("--json is for --list: a run writes OUT/results.jsonl", USAGE)
-    if (options.task is None) == (options.recipe is None):
-        fail("give --task or --recipe (--list shows what there is)")
+    if (options.task is None) == (not options.recipe and options.node is None):
+        fail("give --task or --recipe (--list shows what there is), or --node without --task")
+    if options.quantization is not None and options.node is None:
+        fail("--quantization goes with --node; a recipe's name says it, as llama-3.1-70b-int4")
     from deployments.cli.evals.eval_display import show_plan
     from deployments.cli.evals.eval_plan import plans
     from rapid.errors import RapidError
 
     try:
+        if options.node is not None:
+            from deployments.cli.evals.eval_node import run_node
+
+            run_node(options)
+            return
         for plan, folder in plans(options):
             if options.dry_run:
                 show_plan(plan, folder, options)
@@ -58,12 +65,20 @@ def _run(plan: Plan, folder: Path, options: EvalOptions) -> None:
     if missing := [name for name in _EXTRA if find_spec(name) is None]:
         fail(f"{', '.join(missing)} cannot be imported: pip install 'rapid-serve[eval]'")
     plan = replace(plan, items=load_items(plan.task, options.data, options.limit))
-    note(f"{plan.task.name}: {len(plan.items)} items, {plan.num_answers} answers, to {folder}")
+    if not plan.mine:
+        fail(f"--shard {options.shard}: the task has only {len(plan.items)} items")
+    note(f"{plan.task.name}: {len(plan.mine)} items, {plan.num_answers} answers, to {folder}")
     try:
         item_runner.run(plan, folder, err)
     except KeyboardInterrupt:
         note(f"interrupted; what is done is kept in {folder}: the same command goes on from there")
         raise typer.Exit(130) from None
+    if plan.shard is not None:
+        note(
+            "done; the report of all parts: python -m evaluation.reports.report "
+            f"{folder.parent} --out {folder.parent}"
+        )
+        return
     from evaluation.reports import report
 
     page = report.write(folder)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
 from evaluation.drivers import in_process
-from evaluation.drivers.answering import BackendLost, Trial
+from evaluation.drivers.answering import BackendLost, Trial, trials_left
 from evaluation.drivers.in_process import Models, open_in_process
 from evaluation.loaders import load_items
 from evaluation.reports.run_results import RunResults
@@ -20,6 +23,7 @@ from rapid.engines.engine import Engine
 from rapid.engines.forward import loading
 from tests.evaluation.embedded_run import MODELS, ByKey, answered
 from tests.evaluation.tiny_task import tiny_task
+from tests.rapid.engines.parallel.conftest import followers_of
 from tests.rapid.tiny_models import out_of_memory
 
 
@@ -123,7 +127,7 @@ def test_an_answer_that_lost_its_drafter_is_an_error_and_is_answered_again(
                 broken.enter_context(out_of_memory(model.model, forward=6))
             return model
 
-        monkeypatch.setattr(in_process, "load_model", load_model)
+        monkeypatch.setattr(in_process, "load_replica", load_model)
         first = answered(task, tmp_path)
     lost = [each for each in of(first, "rapid-boost") if each.error is not None]
     assert lost
@@ -200,6 +204,53 @@ def test_systems_read_apart_unless_the_task_reuses_what_was_read(
     monkeypatch.setattr(in_process, "Session", Recorded)
     answered(tiny_task(systems=["plain", "sd"], reuses_prefill=reuses), tmp_path)
     assert seen == tenants
+
+
+async def test_systems_that_read_the_same_share_one_prefill_where_that_is_asked(monkeypatch):
+    """Tokens read of two questions on one book, which stands first, by seven systems."""
+    read: Counter[Engine] = Counter()
+    prefill = Engine.prefill
+
+    async def recorded(self, lease_id):
+        receipt = await prefill(self, lease_id)
+        read[self] += receipt.num_tokens - receipt.num_cached_tokens
+        return receipt
+
+    monkeypatch.setattr(Engine, "prefill", recorded)
+    systems = ["plain", "rag-target", "rag-drafter", "magicdec", "sd-self", "rapid-self-boost"]
+    systems += ["rapid-boost", "rapid-adaptive", "plain-drafter"]
+    wording = dict.fromkeys(("target", "drafter"), "{context}\n\n{question}")
+    counts: dict[bool, list[int]] = {}
+    for reuses in (False, True):
+        task = tiny_task(systems=systems, templates=wording, reuses_prefill=reuses)
+        first, second = load_items(task)
+        items = [first, replace(second, document=first.document)]
+        async with open_in_process(task, MODELS, items, items, batch=1) as backend:
+            whole = [len(backend._prompter.target_prompt(each, Condition())) for each in items]
+            found = [await backend._prompter.retrieve(each, Condition()) for each in items]
+            short = [len(backend._prompter.encode(each, True)) for each in found]
+            read.clear()
+            for trials in trials_left(items, task):
+                for trial in trials:
+                    await backend.answer(trial)
+            counts[reuses] = [read[engine] for engine in backend._engines]
+    page = EngineConfig(model="embedded:target").page_tokens
+    few = page * len(systems) * len(items)  # an engine reuses whole pages
+    questions = 4 * page
+    assert counts[True][0] <= max(whole) + sum(short) + questions + few
+    assert counts[True][1] <= max(whole) + sum(short) + questions + few
+    assert counts[False][0] >= 6 * max(whole)
+
+
+@pytest.mark.slow
+async def test_a_model_in_two_processes_answers_as_in_one(results, tmp_path):
+    in_two = EngineConfig(model="embedded:target", tensor_parallel=2)
+    task = tiny_task(systems=["plain", "rapid-self-boost"])
+    told = await asyncio.to_thread(answered, task, tmp_path, models=Models(in_two, None))
+    assert {key: each.prediction for key, each in told.items()} == {
+        key: results[key].prediction for key in told
+    }
+    assert not followers_of(os.getpid())
 
 
 async def test_no_engine_holds_a_prefill_back_for_the_sake_of_other_answers(monkeypatch):

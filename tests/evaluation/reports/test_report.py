@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import gzip
 
+import pytest
+
 from evaluation.reports.report import merge, summary, write
 from evaluation.reports.run_results import RunResults
+from rapid.errors import ConfigurationError
 from tests.evaluation.reports.handmade import result, row, run_dir, section, task
 
 
@@ -41,3 +44,28 @@ def test_a_kept_page_is_made_again_from_what_was_kept(small, tmp_path):
     page.unlink()
     assert merge([out / "small"], out) == page
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == first
+
+
+def a_part(folder, number, **more):
+    lines = [result(number, "plain", 1.0)]
+    more = {"shard": f"{number}-of-2", "items": {"number": 3, "digest": "d"}} | more
+    return run_dir(folder / f"{number}-of-2", task("plain"), lines, **more)
+
+
+def test_parts_of_a_run_are_reported_as_one_wherever_they_were_made(tmp_path):
+    parts = [a_part(tmp_path / str(n), n, made={"date": f"2000-01-0{n}"}) for n in (1, 2)]
+    page = merge(parts, tmp_path / "merged")
+    text = page.read_text()
+    assert text.count("## small\n") == 1
+    assert "- items: 2 of 3 (all)" in text
+    assert "in parts 1-of-2, 2-of-2\n" in text
+    kept = page.read_bytes()
+    assert merge([tmp_path / "merged" / "small"], tmp_path / "merged") == page
+    assert page.read_bytes() == kept
+
+
+def test_parts_of_different_runs_are_refused_with_the_differences(tmp_path):
+    parts = [a_part(tmp_path, 1), a_part(tmp_path, 2, settings={"batch": 8, "workers": 1})]
+    for told in (parts, [tmp_path]):
+        with pytest.raises(ConfigurationError, match=r"settings\.batch: 1 then, 8 now"):
+            merge(told, tmp_path / "merged")

@@ -130,27 +130,39 @@ def test_published_numbers_stand_beside_ours_of_the_same_items(tmp_path):
         result(n, "plain", float(n == 0), groups={"length": "short", "difficulty": level})
         for n, level in enumerate(("easy", "hard", "hard", "hard"))
     ]
-    out = run_dir(tmp_path, of, lines, recipe="llama-3.1-8b")
+    out = run_dir(tmp_path, of, lines, recipes=["llama-3.1-8b"])
     text = section(write(out).read_text(), "Published")
-    assert "Theirs: recipe `llama-3.1-8b`, not measured here." in text
-    assert row(text, "column") == ["column", "n", "theirs", "plain exact"]
-    assert row(text, "overall")[:3] == ["overall", "4", "28%"]
-    assert row(text, "overall")[3] == "25.0%"
-    assert row(text, "easy") == ["easy", "1", "29.2%", "100.0%"]
-    assert row(text, "hard") == ["hard", "3", "27.3%", "0.0%"]
-    assert row(text, "short")[3] == row(text, "overall")[3]
-    assert row(text, "long") == ["long", "-", "25%", "-"]  # the run has no such items
+    assert "Theirs are not measured here." in text
+    assert row(text, "recipe") == ["recipe", "system", "column", "n", "theirs", "ours"]
+    ours = published(text, "llama-3.1-8b", "plain")
+    assert ours["overall"] == ["4", "28%", "25.0% exact"]
+    assert ours["easy"] == ["1", "29.2%", "100.0% exact"]
+    assert ours["hard"] == ["3", "27.3%", "0.0% exact"]
+    assert ours["short"][2] == ours["overall"][2]
+    assert ours["long"] == ["-", "25%", "-"]  # the run has no such items
 
 
 def test_of_several_published_tasks_the_runs_own_is_compared(tmp_path):
     of = task("plain").model_copy(update={"name": "infinitebench-mc"})
     lines = [result(n, "plain", 1.0) for n in range(10)]
-    out = run_dir(tmp_path, of, lines, recipe="infinitebench-llama-3.1-8b")
+    out = run_dir(tmp_path, of, lines, recipes=["infinitebench-llama-3.1-8b"])
     text = section(write(out).read_text(), "Published")
-    assert row(text, "infinitebench-mc") == [
-        "infinitebench-mc",
-        "10",
-        "53.28%",
-        "100.0% (100.0%-100.0%)",
-    ]
-    assert row(text, "infinitebench-qa") == ["infinitebench-qa", "-", "34.58%", "-"]
+    ours = published(text, "infinitebench-llama-3.1-8b", "plain")
+    assert ours["infinitebench-mc"] == ["10", "53.28%", "100.0% (100.0%-100.0%) exact"]
+    assert ours["infinitebench-qa"] == ["-", "34.58%", "-"]
+
+
+def test_each_of_several_recipes_is_compared_with_its_own_system(tmp_path):
+    of = task("plain", "rag-target")
+    lines = [result(0, "plain", 1.0), result(0, "rag-target", 0.0)]
+    out = run_dir(tmp_path, of, lines, recipes=["llama-3.1-8b", "llama-3.1-8b-rag"])
+    text = section(write(out).read_text(), "Published")
+    assert published(text, "llama-3.1-8b", "plain")["overall"] == ["1", "28%", "100.0% exact"]
+    assert published(text, "llama-3.1-8b-rag", "rag-target") == {
+        "overall": ["1", "29.2%", "0.0% exact"]
+    }
+
+
+def published(text: str, recipe: str, system: str) -> dict[str, list[str]]:
+    rows = [line.strip("| \n").split(" | ") for line in text.splitlines() if "%" in line]
+    return {cells[2]: cells[3:] for cells in rows if cells[:2] == [recipe, system]}

@@ -47,5 +47,6 @@ def test_what_is_typed_reaches_the_command_in_one_value_that_cannot_be_changed()
 
 def test_what_is_not_typed_is_none():
     given = {field.name: getattr(asked(), field.name) for field in fields(EvalOptions)}
-    assert given.pop("dry_run") is given.pop("is_list") is given.pop("as_json") is False
+    flags = ("dry_run", "is_list", "as_json", "reuse_prefill")
+    assert {given.pop(each) for each in flags} == {False}
     assert set(given.values()) == {None}

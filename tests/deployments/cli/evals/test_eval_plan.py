@@ -9,7 +9,7 @@ import pytest
 from deployments.cli.evals.eval_options import EvalOptions
 from deployments.cli.evals.eval_plan import plans
 from evaluation.recipes import load_recipe
-from rapid.config import EngineConfig
+from rapid.config import EngineConfig, SpeculationConfig
 from rapid.transfers import OWN_RULES
 from tests.deployments.cli.eval_command import rapid_eval, words
 from tests.evaluation.benchmark_files import BENCHMARKS
@@ -83,12 +83,12 @@ def test_a_server_is_asked_by_one_process_with_its_own_models(task):
 
 def test_a_named_target_replaces_the_recipes_and_a_drafter_that_is_not_needed_is_left_out():
     recipe = load_recipe("llama-3.1-8b-by-70b")
-    ((plan, _),) = plans(EvalOptions(recipe=recipe.name, target="embedded:target"))
+    ((plan, _),) = plans(EvalOptions(recipe=[recipe.name], target="embedded:target"))
     assert plan.models is not None
     assert plan.models.target == EngineConfig(model="embedded:target")
     assert plan.models.drafter == recipe.drafter
-    assert plan.recipe == recipe.name
-    ((plan, _),) = plans(EvalOptions(recipe=recipe.name, system=["plain"]))
+    assert plan.recipes == (recipe.name,)
+    ((plan, _),) = plans(EvalOptions(recipe=[recipe.name], system=["plain"]))
     assert plan.models is not None
     assert (plan.models.target, plan.models.drafter) == (recipe.target, None)
 
@@ -113,7 +113,22 @@ def test_a_dtype_is_that_of_both_models_wherever_they_were_named():
     assert plan.models.target == EngineConfig(model="/models/a", dtype="bfloat16")
     assert plan.models.drafter == EngineConfig(model="embedded:drafter", dtype="bfloat16")
     recipe = load_recipe("qwen2.5-7b-self")
-    ((plan, _),) = plans(EvalOptions(recipe=recipe.name, dtype="float16"))
+    ((plan, _),) = plans(EvalOptions(recipe=[recipe.name], dtype="float16"))
     assert plan.models is not None
     assert plan.models.target == recipe.target.model_copy(update={"dtype": "float16"})
     assert plan.models.drafter is None
+
+
+def test_a_part_of_the_items_has_a_folder_of_its_own(task):
+    ((plan, folder),) = plans(EvalOptions(task=task, shard="2/3", reuse_prefill=True))
+    assert (plan.shard, folder) == ((2, 3), Path(".eval/tiny/2-of-3"))
+    assert plan.task.reuses_prefill
+    assert "batch 8, workers 1, part 1 of 2" in words(
+        rapid_eval("--task", task, "--dry-run", "--shard", "1/2", "--workers", "1")
+    )
+
+
+def test_another_system_of_a_recipe_is_as_its_task_has_it():
+    asked = EvalOptions(recipe=["llama-3.1-8b-by-70b"], system=["rapid-adaptive", "rapid-paper"])
+    ((plan, _),) = plans(asked)
+    assert [each.eta for each in plan.task.systems] == [SpeculationConfig().eta, 50]
