@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from functools import cache, lru_cache
 from typing import IO, TYPE_CHECKING
 
@@ -107,7 +108,10 @@ def check_lines() -> None:
     from llguidance import LLMatcher
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent's children
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whatever the parent has inherited or set
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
+    with suppress(ValueError):  # macOS has no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     print(flush=True)  # noqa: T201 (what the parent reads)
     for line in sys.stdin:
