@@ -198,10 +198,10 @@ class Memory:
         Raises:
             LibraryUnavailable: It cannot be known.
         """
-        return (await self.find_end(grown))[0] == "cancelled"
+        return (await self.find_end(grown))["status"] == "cancelled"
 
-    async def find_end(self, grown: Growth) -> tuple[str, Json | None]:
-        """Return the status and error with which a response was ended that is not ours any more.
+    async def find_end(self, grown: Growth) -> Json:
+        """Return a response that is not ours any more, as it is kept.
 
         The status is empty where it was deleted.
 
@@ -213,8 +213,8 @@ class Memory:
         try:
             row = await responses.get(grown.tenant, grown.response["id"])
         except UnknownDocument:
-            return "", None
-        return row.response["status"], row.response["error"]
+            return {"status": ""}
+        return row.response
 
     async def end(self, ended: Growth) -> bool:
         """Keep a response in the background as it ended; return whether it was still ours.

@@ -73,6 +73,15 @@ async def follow(client: openai.AsyncOpenAI, response_id: str, after: int = -1) 
     return [event.to_dict() async for event in stream]
 
 
+async def stream_whole(client: openai.AsyncOpenAI) -> list[Any]:
+    """Return the events of a new response in the background, to the end."""
+    return [each.to_dict() async for each in await client.responses.create(**ASK, stream=True)]
+
+
+async def stay_away(*_: Any) -> Any:
+    raise LibraryUnavailable("Away.")
+
+
 async def until_it_says(client: openai.AsyncOpenAI, response_id: str, text: str) -> None:
     said = ""
     while said != text:
@@ -361,6 +370,52 @@ async def test_an_end_is_kept_when_the_library_comes_back(
     answer.goes_on.set()
     assert (await until(client, made.id, "completed")).output_text == "Hello, you"
     assert was_away.is_set()
+
+
+async def test_who_follows_is_told_an_end_though_the_library_stays_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("deployments.api.dialects.responses.remembering._AGAIN_S", 0.01)
+    monkeypatch.setattr("deployments.api.dialects.responses.remembering.LEASE_S", 0.02)
+    answer, client = Halves(world), world.client()
+    following = asyncio.create_task(stream_whole(client))
+    library = await world.access.get()
+    monkeypatch.setattr(library.running, "end", stay_away)
+    monkeypatch.setattr(library.responses, "get", stay_away)
+    answer.goes_on.set()
+    told = await following
+    assert [each["sequence_number"] for each in told] == [*range(len(told))]
+    assert (told[-1]["type"], told[-1]["response"]["output"][0]["content"][0]["text"]) == (
+        "response.failed",
+        "Hello, you",
+    )
+    assert "could not be kept" in told[-1]["response"]["error"]["message"]
+
+
+async def test_an_end_that_is_kept_unsaid_is_told(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployments.api.dialects.responses.remembering._AGAIN_S", 0.01)
+    running = (await world.access.get()).running
+    end = running.end
+
+    async def end_unsaid(*arguments: Any) -> bool:
+        if await end(*arguments):
+            raise LibraryUnavailable("Away once it was written.")
+        return False
+
+    monkeypatch.setattr(running, "end", end_unsaid)
+    told = await stream_whole(world.client())
+    assert told[-1]["type"] == "response.completed"
+    assert told == await follow(world.client(), told[0]["response"]["id"])
+
+
+async def test_who_follows_a_deleted_response_is_told_an_end(world: World):
+    Halves(world)
+    client = world.client()
+    made = await client.responses.create(**ASK)
+    following = asyncio.create_task(follow(client, made.id))
+    await until_it_says(client, made.id, "Hello")
+    await client.responses.delete(made.id)
+    assert (await following)[-1]["type"] == "response.failed"
 
 
 async def test_it_holds_a_place_and_is_settled(world: World, caplog: pytest.LogCaptureFixture):
