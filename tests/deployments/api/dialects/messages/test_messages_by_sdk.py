@@ -216,6 +216,7 @@ async def test_a_document_may_be_a_stored_file(world: World):
             "tool_choice.type",
         ),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled"}}, "thinking"),
         ({"thinking": {"type": "often"}}, "thinking.type"),
