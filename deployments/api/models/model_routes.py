@@ -118,11 +118,15 @@ class ModelRoutes:
         async with self._bodies.body(request, tenant, ("application/json",)) as body:
             fields = await asyncio.to_thread(parse_object, body or b"{}")
         fields = {"model": next(iter(config.cards))} | usual | fields
-        asked, sent = await dialect.read(fields, config, new_call_id(), tenant)
-        sent, _ = await attach_stored(self._library, asked.stored, sent, config)
-        param = asked.field_of("messages") or "messages"
-        async with self._admit(request, 0, sent.model, param) as settle:
-            found = await self._service.tokenize(sent)
+        # Before it is read, for which what it names is loaded: earlier turns, whole documents.
+        async with self._admit(request, 0, None, None) as settle:
+            asked, sent = await dialect.read(fields, config, new_call_id(), tenant)
+            sent, _ = await attach_stored(self._library, asked.stored, sent, config)
+            try:
+                found = await self._service.tokenize(sent)
+            except BadRequest as error:
+                error.param = asked.field_of(error.param or "messages")
+                raise
             settle(0)
         return JSONResponse(told | {"input_tokens": len(found.token_ids)})
 
@@ -208,7 +212,7 @@ class ModelRoutes:
         request: Request,
         num_chars: int,
         model: str | None,
-        param: str,
+        param: str | None,
         embedded: Sequence[str] = (),
     ) -> AsyncIterator[Callable[[int], None]]:
         """Hold a place and count a request into its tenant's quotas, as of chats.
@@ -220,7 +224,7 @@ class ModelRoutes:
             request: The request, whose body is read.
             num_chars: Characters of its texts; a token id counts as one.
             model: The model that it names.
-            param: The field with the texts, which errors name.
+            param: The field with the texts, which errors name; None leaves them as they are.
             embedded: Texts that a model reads, of which a token is a byte at the least.
 
         Raises:
@@ -228,7 +232,7 @@ class ModelRoutes:
             TooManyRequests: The tenant has used up its limits, or holds all its places.
             Overloaded: There is no place.
         """
-        self._config()[0].check_characters(num_chars, model or "", param)
+        self._config()[0].check_characters(num_chars, model or "", param or "")
         most = sum(len(text.encode()) for text in embedded)
         sent = GenerateRequest(new_call_id(), request.state.caller, ())
         async with self._admission.place(sent.tenant):
@@ -244,7 +248,7 @@ class ModelRoutes:
                 used = sum(done)
             except Exception as error:
                 used = None
-                if isinstance(error, BadRequest) and error.param != "model":
+                if param is not None and isinstance(error, BadRequest) and error.param != "model":
                     error.param = param
                 raise
             finally:

@@ -96,6 +96,14 @@ async def test_openais_sdk_counts_the_tokens_of_an_input() -> None:
         await sdk_of(app).responses.input_tokens.count(model="m", input="Hello")
 
 
+@pytest.mark.parametrize("path", ["/v1/responses/input_tokens", "/v1/messages/count_tokens"])
+async def test_a_question_is_admitted_before_it_is_read_to_be_counted(path: str) -> None:
+    async with http_of(app_of(requests_per_minute=1)) as http:
+        assert (await http.post("/tokenize", json={"prompt": "a"})).status_code == 200
+        unreadable = {"messages": 5, "input": 5}
+        assert (await http.post(path, json=unreadable)).status_code == 429
+
+
 async def test_tokens_have_a_text() -> None:
     assert (await post("/detokenize", model="m", tokens=[72, 105])).json() == {"prompt": "Hi"}
     assert (await post("/detokenize", tokens=[])).json() == {"prompt": ""}
