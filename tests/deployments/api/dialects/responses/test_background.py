@@ -134,6 +134,54 @@ async def test_what_one_ingress_answers_another_shows_and_tells(
     assert await follow(client, made.id, 4) == told[5:]
 
 
+async def test_who_follows_elsewhere_reads_what_is_said_only_when_it_grows(
+    world: World, elsewhere: Ingress, monkeypatch: pytest.MonkeyPatch
+):
+    answer, client = Halves(world), world.client()
+    made = await client.responses.create(**ASK)
+    await until_it_says(client, made.id, "Hello")
+    responses = (await elsewhere._library.get()).responses  # type: ignore[union-attr]
+    get, find_progress = responses.get, responses.find_progress
+    num_read, looks = 0, asyncio.Semaphore(0)
+
+    async def read(*arguments: Any) -> Any:
+        nonlocal num_read
+        num_read += 1
+        return await get(*arguments)
+
+    async def look(*arguments: Any) -> Any:
+        looks.release()
+        return await find_progress(*arguments)
+
+    monkeypatch.setattr(responses, "get", read)
+    monkeypatch.setattr(responses, "find_progress", look)
+    world.app = elsewhere
+    following = asyncio.create_task(follow(world.client(), made.id))
+    for _ in range(9):
+        await looks.acquire()
+    assert num_read == 1
+    answer.goes_on.set()
+    assert (await following)[-1]["type"] == "response.completed"
+
+
+async def test_a_tenant_follows_so_many_responses_and_no_more(world: World):
+    config = world.config.model_copy(update={"max_requests_per_tenant": 2})
+    world.app = Ingress(world.service, config, library=world.access)
+    answer = Halves(world)
+    async with served(world.app) as url:  # as only a connection shows that a stream has begun
+        client = openai.AsyncOpenAI(api_key="sk-a", base_url=f"{url}/v1", max_retries=0)
+        made = await client.responses.create(**ASK)
+        streams: Any = [await client.responses.retrieve(made.id, stream=True) for _ in range(2)]
+        with pytest.raises(openai.RateLimitError, match="You follow 2 responses") as refused:
+            await client.responses.retrieve(made.id, stream=True)
+        assert refused.value.code == "rate_limit_exceeded"
+        answer.goes_on.set()
+        for stream in streams:
+            assert [each.type async for each in stream][-1] == "response.completed"
+        assert (await follow(client, made.id))[-1]["type"] == "response.completed"
+        await client.close()
+
+
 async def test_a_stream_in_the_background_is_told_again(world: World):
     client = world.client()
     stream = await client.responses.create(**ASK, stream=True)
