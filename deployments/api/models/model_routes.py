@@ -98,10 +98,10 @@ class ModelRoutes:
         param = "messages" if body.prompt is None else "prompt"
         asked = body.as_request(model, new_call_id(), request.state.caller)
         async with self._admit(request, body.num_chars, model, param) as settle:
+            asked, _ = await attach_stored(self._library, body.stored, asked, self._config()[0])
             found = await self._service.tokenize(asked)
             settle(0)
-        has_texts = bool(body.return_token_strs)
-        return await asyncio.to_thread(_render_tokens, found, has_texts=has_texts)
+        return await asyncio.to_thread(_render_tokens, found, body)
 
     async def count(
         self, dialect: CountedDialect, usual: Json, told: Json, request: Request
@@ -139,7 +139,7 @@ class ModelRoutes:
         async with self._admit(request, len(body.tokens), model, "tokens") as settle:
             text = await self._service.detokenize(asked) if body.tokens else ""
             settle(0)
-        return JSONResponse({"prompt": text})
+        return JSONResponse({"prompt": text} | body.receipt)
 
     async def _embed(self, request: Request) -> Response:
         body = await read_fields(self._bodies, request, EmbeddingQuestion)
@@ -148,8 +148,7 @@ class ModelRoutes:
             found = await self._service.embed(request.state.caller, body.input, body.model)
             settle(found.num_tokens)
         self._note(request, found)
-        is_packed = body.encoding_format == "base64"
-        return await asyncio.to_thread(_render_vectors, found, is_packed=is_packed)
+        return await asyncio.to_thread(_render_vectors, found, body)
 
     async def _rerank(self, request: Request) -> Response:
         body = await read_fields(self._bodies, request, RerankQuestion)
@@ -176,6 +175,7 @@ class ModelRoutes:
                 "usage": usage,
                 "results": results,
             }
+            | body.receipt
         )
 
     def _note(self, request: Request, found: TextVectors) -> None:
@@ -256,22 +256,24 @@ class ModelRoutes:
                     reserved.settle(used)
 
 
-def _render_tokens(found: TokenizedPrompt, *, has_texts: bool) -> Response:
+def _render_tokens(found: TokenizedPrompt, body: Tokenization) -> Response:
     answer: Json = {
         "count": len(found.token_ids),
         "max_model_len": found.max_model_len,
         "tokens": list(found.token_ids),
     }
-    told = {"token_strs": list(found.token_strs)} if has_texts else {}
-    return JSONResponse(answer | told)
+    told = {"token_strs": list(found.token_strs)} if body.return_token_strs else {}
+    return JSONResponse(answer | told | body.receipt)
 
 
-def _render_vectors(found: TextVectors, *, is_packed: bool) -> Response:
+def _render_vectors(found: TextVectors, body: EmbeddingQuestion) -> Response:
     """Return vectors as numbers, or as little-endian float32 in base64, as OpenAI has them."""
     data = []
     for index, vector in enumerate(found.vectors):
         packed = np.asarray(vector, dtype="<f4")
+        is_packed = body.encoding_format == "base64"
         told = base64.b64encode(packed.tobytes()).decode() if is_packed else packed.tolist()
         data.append({"object": "embedding", "index": index, "embedding": told})
     usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
-    return JSONResponse({"object": "list", "data": data, "model": found.model, "usage": usage})
+    answer = {"object": "list", "data": data, "model": found.model, "usage": usage}
+    return JSONResponse(answer | body.receipt)

@@ -198,7 +198,7 @@ class Memory:
         Raises:
             LibraryUnavailable: It cannot be known.
         """
-        return (await self.find_end(grown))["status"] == "cancelled"
+        return bool((await self.find_end(grown))["status"] == "cancelled")
 
     async def find_end(self, grown: Growth) -> Json:
         """Return a response that is not ours any more, as it is kept.
@@ -250,12 +250,17 @@ class Memory:
         assert search is not None
         found = await documents.find(asked.tenant, (), search.vector_store_ids, search.filters, ())
         stored = {each.file_id: each for each in found}
+        ranking = search.ranking_options
+        least = -math.inf
+        if ranking is not None and ranking.score_threshold is not None:
+            least = ranking.score_threshold
         hits: list[tuple[ChunkUsed, StoredText]] = []
         for chunk in sorted(receipt.chunks, key=lambda each: -each.score):
             place: Mapping[str, Any] = receipt.places.get(
                 (chunk.document, chunk.start, chunk.end), {}
             )
-            if (known := stored.get(place.get("file_id", ""))) is not None:
+            known = stored.get(place.get("file_id", ""))
+            if known is not None and chunk.score >= least:
                 hits.append((chunk, known))
         hits = hits[: search.max_num_results]
         named = {known.file_id: known.ref for _, known in hits}
