@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from deployments.cli.questions.error_words import Asker, advise
+from deployments.cli.questions.error_words import Asker, advise, is_of_option
 from deployments.cli.questions.local_documents import check_sizes
 from deployments.cli.questions.reading_pace import ReadingPace
 from deployments.cli.server.server_client import (
@@ -20,7 +20,7 @@ from deployments.cli.server.server_client import (
     parse_body,
     refuse,
 )
-from deployments.cli.terminal import Waiting, fail, note
+from deployments.cli.terminal import USAGE, Waiting, fail, note
 
 if TYPE_CHECKING:
     import httpx
@@ -112,7 +112,8 @@ def stream_answer(
 
     def refuse_in_words(error: Json) -> NoReturn:
         waiting.stop()
-        fail(advise(error, names, num_characters, asker))
+        said = advise(error, names, num_characters, asker)
+        fail(said, USAGE if is_of_option(error) else 1)
 
     request = client.build_request(
         "POST",

@@ -52,6 +52,17 @@ class TestHelp:
     def test_what_is_typed_wrong_has_its_own_status(self):
         assert rapid("ask").exit_code == rapid("no-such-command").exit_code == 2
 
+    def test_all_that_is_missing_is_told_at_once(self):
+        said = " ".join(rapid("plan", "--context", "9").stderr.split())
+        assert "Missing options '--target', '--drafter', '--gpu'." in said
+        assert "Missing option '--gpu'." in " ".join(
+            rapid("plan", "--target", "a", "--drafter", "b", "--context", "9").stderr.split()
+        )
+
+    @pytest.mark.parametrize("command", [[], *COMMANDS], ids=" ".join)
+    def test_a_flag_shows_no_type(self, command):
+        assert "<bool>" not in rapid(*command, "--help").output
+
     def test_it_says_what_the_embedded_models_understand(self):
         for command in ([], ["ask"], ["sample-document"]):
             assert "understand" in rapid(*command, "--help").output

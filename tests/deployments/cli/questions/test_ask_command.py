@@ -281,9 +281,13 @@ class TestAsk:
         for name in ("--mode", "--transfer"):
             refused = rapid("ask", "Who?", "--url", url, name, "x")
             assert refused.exit_code == 2
-            assert "is not one of" in " ".join(refused.stderr.split())
+            said = " ".join(refused.stderr.split())
+            assert f"Invalid value for '{name}': 'x' is not one of" in said
         assert "cannot be read" in rapid("ask", "-d", str(tmp_path / "no"), "Who?").stderr
-        assert "error: --top-p" in rapid("ask", "Who?", "--url", url, "--top-p", "7").stderr
+        for name, value in (("--top-p", "7"), ("--temperature", "9"), ("--max-draft", "0")):
+            refused = rapid("ask", "Who?", "--url", url, name, value)
+            assert (refused.exit_code, refused.stderr.startswith(f"error: {name}")) == (2, True)
+        assert rapid("ask", "Who?", "--url", url, "--max-tokens", "0").exit_code == 2
 
     @pytest.mark.parametrize(
         ("said", "shown"),
