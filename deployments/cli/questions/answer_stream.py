@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import httpx
 
 _PROGRESS = (": reading ", ": embedding ")
+_DECISION = ": decided "
 _LOOK_S = 5.0  # without a byte of the answer, before the server is asked what it waits for
 
 Json = dict[str, Any]
@@ -84,6 +85,7 @@ def stream_answer(
     answer: StreamedAnswer,
     show: Callable[[str], None],
     asker: Asker = "option",
+    warn: Callable[[str], str | None] = lambda _: None,
 ) -> None:
     """Send a question and follow its answer; a refusal or a lost connection ends the command.
 
@@ -97,6 +99,7 @@ def stream_answer(
         answer: What has come is added to it, so that who interrupts has it.
         show: Takes each piece of text.
         asker: How refusals name what was typed.
+        warn: Returns what is to be said before the answer, given why it has its mode.
     """
     import httpx
 
@@ -135,7 +138,10 @@ def stream_answer(
             refuse(response.status_code, told)
         for chunk in _chunks(response):
             if isinstance(chunk, str):
-                waiting.say(pace.tell(chunk))
+                if not chunk.startswith(_DECISION):
+                    waiting.say(pace.tell(chunk.removeprefix(": ")))
+                elif not answer.text and (warning := warn(chunk)) is not None:
+                    note(warning)
                 continue
             if "error" in chunk:
                 refuse_in_words(chunk["error"])
@@ -188,12 +194,12 @@ def _look(client: httpx.Client, waiting: Waiting, has_begun: threading.Event) ->
 
 
 def _chunks(response: httpx.Response) -> Iterator[Json | str]:
-    """Yield the chunks and, as strings, the comments that say how far the server is."""
+    """Yield the chunks and, as strings, the comments: how far the server is, and its decision."""
     for line in response.iter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))
-        elif line.startswith(_PROGRESS):
-            yield line.removeprefix(": ")
+        elif line.startswith((*_PROGRESS, _DECISION)):
+            yield line
 
 
 def document_objects(texts: Mapping[str, Any], places: Sequence[int | None] = ()) -> list[Json]:

@@ -41,7 +41,7 @@ class TestHelp:
 
     def test_paragraphs_flow_whatever_the_lines_of_their_docstrings(self):
         shown = rapid("ask", "-h", env={"COLUMNS": "300"}).output
-        assert "there, or that nothing in them is about the question. With --json" in shown
+        assert "answer too, that nothing in them is about the question. With --json" in shown
 
     def test_the_program_tells_its_exit_statuses_and_completes_itself(self):
         shown = " ".join(rapid("-h").output.split())
