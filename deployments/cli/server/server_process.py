@@ -22,6 +22,7 @@ from deployments.cli.server.server_state import (
     PARTS_OF_RAY,
     RAY_DID_NOT_START,
     RUN_FOLDER,
+    SERVE_MODULE,
     ServerState,
     forget_state,
     read_state,
@@ -30,7 +31,7 @@ from deployments.cli.server.server_state import (
 if TYPE_CHECKING:
     import httpx
 
-SERVE_COMMAND = (sys.executable, "-m", "deployments.cli.server.run_serve")
+SERVE_COMMAND = (sys.executable, "-m", SERVE_MODULE)
 _LOCK, LOG = RUN_FOLDER / "serve.pid", RUN_FOLDER / "serve.log"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _OUR_ERROR = re.compile(r"(?:^|\) )(?:rapid|retrieval|cluster|library|deployments)\.[\w.]+: (.+)")
