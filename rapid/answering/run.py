@@ -165,12 +165,12 @@ class Run:
     def drafts_from_text(self) -> bool:
         """Whether the text itself may draft beside a drafter, and without one.
 
-        The answer must be the target's own, whoever drafts, and draft lengths be measured, since
-        the text has often nothing to propose. A request that retrieves again has one drafter.
+        The answer must have the same tokens whoever drafts, so that a receipt says all that they
+        depend on, and draft lengths be measured, since the text has often nothing to propose. A
+        request that retrieves again has one drafter.
         """
-        asked = self.request.speculation
-        is_own = self.plan.mode == "lossless" and not self.plan.own_drafting
-        return is_own and self.is_paced and not asked.refresh
+        is_alone = self.plan.own_drafting or self.request.speculation.refresh
+        return self.plan.ignores_drafts and self.is_paced and not is_alone
 
     @property
     def outcome(self) -> Decision:
