@@ -9,8 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from deployments.cli.server.server_state import SERVE_MODULE
-
+# The module that runs Serve, by which the processes of servers are recognized.
+SERVE_MODULE = "deployments.cli.server.run_serve"
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 
 

@@ -16,13 +16,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 
-from deployments.cli.addresses import address_of, joins_cluster, url_of, why_taken
+from deployments.cli.addresses import SERVE_MODULE, address_of, joins_cluster, url_of, why_taken
 from deployments.cli.server.server_state import (
     NO_RAY,
     PARTS_OF_RAY,
     RAY_DID_NOT_START,
     RUN_FOLDER,
-    SERVE_MODULE,
     ServerState,
     forget_state,
     read_state,

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 RUN_FOLDER = Path(".run")
-SERVE_MODULE = "deployments.cli.server.run_serve"
 RAY_DID_NOT_START = os.EX_TEMPFAIL
 NO_RAY = "Ray did not start"
 PARTS_OF_RAY = ("raylet", "gcs_server")  # without either of them nothing is answered

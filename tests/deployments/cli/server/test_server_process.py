@@ -14,9 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.cli.addresses import address_of
+from deployments.cli.addresses import SERVE_MODULE, address_of
 from deployments.cli.server.server_process import CannotStart, ServerProcess, running_pid
-from deployments.cli.server.server_state import SERVE_MODULE
 
 
 def wait(condition: object, timeout_s: float = 20.0) -> None:
