@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from sqlalchemy import CTE, delete, literal, select, update
+from sqlalchemy import CTE, Integer, delete, func, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from library.conversations import Conversations
@@ -36,6 +36,14 @@ class Link(NamedTuple):
     id: str
     previous_id: str | None
     num_bytes: int
+
+
+class Progress(NamedTuple):
+    """How far a response is: its status, the steps in which it grew, and whether it is answered."""
+
+    status: str
+    num_steps: int
+    is_answered: bool
 
 
 class Said(NamedTuple):
@@ -146,6 +154,18 @@ class KeptResponses:
             row.response = row.response | {"status": "failed", "error": _LOST}
             row.owner = ""
         return row
+
+    async def find_progress(self, tenant: str, response_id: str) -> Progress | None:
+        """Return how far a response is, without what it says; None where it is not there."""
+        num_steps = func.json_array_length(ResponseRow.steps, type_=Integer)
+        is_answered = (ResponseRow.owner != "") & (
+            ResponseRow.leased_until > self._clock_ns() / _NS
+        )
+        found = select(ResponseRow.response["status"], num_steps, is_answered)
+        found = found.where(ResponseRow.id == response_id, ResponseRow.tenant == tenant)
+        async with self._database.read() as session:
+            row = (await session.execute(found)).one_or_none()
+        return None if row is None else Progress(*row)
 
     async def list_chain(self, tenant: str, response_id: str, most: int) -> Sequence[Link]:
         """Return a response and all that it goes on from, oldest first.

@@ -5,6 +5,7 @@
     RapidError
     ├── BadRequest              the request is invalid; names the field            400
     │   ├── PromptTooLong       the prompt exceeds the context, by how many tokens 400
+    │   ├── GrammarTooComplex   the grammar cannot be followed (any further)       400
     │   ├── BodyTooLarge        the request body is over the limit                 413
     │   ├── BodyTooSlow         the request body did not come in time              408
     │   ├── UnsupportedEncoding the request body is compressed                     415
@@ -78,6 +79,15 @@ class PromptTooLong(BadRequest):
         """
         start = f"This model's maximum context length is {max_context} tokens"
         return cls(f"{start}. However, the prompt is too long: {why}", param)
+
+
+class GrammarTooComplex(BadRequest):
+    """A grammar beyond the limits of its library; in mid-answer it ends its choice as a length."""
+
+    def __init__(
+        self, message: str, param: str = "response_format", code: str | None = None
+    ) -> None:
+        super().__init__(message, param, code)
 
 
 class BodyTooLarge(BadRequest):

@@ -19,7 +19,7 @@ from rapid.answering.session import DraftNeeds, Session
 from rapid.answering.sources import PoolSource, Rereading, WitnessedSource, choose
 from rapid.checkpoints.vocabulary import check_same_vocabulary, pack_tokens
 from rapid.config import EngineConfig, OwnDrafting, SamplingConfig, SpeculationConfig
-from rapid.engines.forward.loading import LoadedModel
+from rapid.engines.forward.loading import LoadedModel, without_bars
 from rapid.engines.local_ports import LocalPool, make_engine
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import ConfigurationError, DrafterUnavailable
@@ -61,7 +61,8 @@ def load(model: str, **settings: Any) -> LoadedModel:
     Raises:
         ConfigurationError: The checkpoint is missing or not supported.
     """
-    return load_replica(EngineConfig(model=str(model), **settings))
+    with without_bars():
+        return load_replica(EngineConfig(model=str(model), **settings))
 
 
 def generate(

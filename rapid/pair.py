@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import html
 import itertools
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -39,7 +40,7 @@ from rapid.checkpoints.files import checkpoint_source, read_temperature
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import AnsweringConfig, EngineConfig, OwnDrafting, SpeculationConfig
-from rapid.engines.forward.loading import LoadedModel, check_memory
+from rapid.engines.forward.loading import LoadedModel, check_memory, without_bars
 from rapid.engines.local_ports import LocalPool, make_engine
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import BadRequest, ConfigurationError, RapidError
@@ -81,6 +82,13 @@ class Answer:
     receipt: Receipt
     tool_calls: tuple[ToolCall, ...] = ()
     thinking: str = ""
+
+    def _repr_html_(self) -> str:
+        """Return the text, the calls and the receipt, which notebooks show."""
+        calls = (f"{each.name}({each.arguments})" for each in self.tool_calls)
+        shown = "\n".join(filter(None, (self.text, *calls)))
+        text = f'<div style="white-space: pre-wrap">{html.escape(shown)}</div>'
+        return text + self.receipt._repr_html_()
 
 
 class Stream(Iterator[str]):
@@ -263,6 +271,8 @@ class Pair:
         self._opened.close()
 
     def __enter__(self) -> Self:
+        if self._loop.is_closed:
+            raise RapidError("this pair is closed: open another one")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -303,7 +313,8 @@ def open_pair(
     if own_drafting is None and configs[0].max_leases < 2:  # the target may read what is retrieved
         configs[0] = configs[0].model_copy(update={"max_leases": 2})
     check_memory(*configs, with_pools=True)
-    models = [load_replica(config) for config in configs]
+    with without_bars():
+        models = [load_replica(config) for config in configs]
     vocab_size = check_same_vocabulary(*models) if len(models) == 2 else None
     texts = [ChatText.load(config.model) for config in configs]
     is_embedded = configs[0].model.startswith(_EMBEDDED)
@@ -320,7 +331,10 @@ def open_pair(
         retriever: Retriever | None = None
         if own_drafting is None:
             offsets, tokenizer = texts[0].token_offsets, texts[0].fingerprint
-            retriever = loop.run(lambda: open_retriever(retrieval, offsets, tokenizer=tokenizer))
+            with without_bars():  # of an embedder
+                retriever = loop.run(
+                    lambda: open_retriever(retrieval, offsets, tokenizer=tokenizer)
+                )
             opening.callback(loop.run, retriever.close)
         config = AnsweringConfig(answerable_log_odds=answerable_log_odds)
         prompts = RequestPrompts(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -172,6 +172,7 @@ class FakeEngine:
             if token_ids[-1] != drafted or token_ids[-1] == self.eos_id:
                 break
         verdict = self._verdict(lease, choice, start, token_ids, len(block), num_accepted)
+        verdict = replace(verdict, lease_id=block.lease_id)
         for each in (lease, told) if told else (lease,):
             self._commit(each, verdict)
         return verdict

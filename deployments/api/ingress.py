@@ -333,7 +333,10 @@ class Ingress:
     def _memory_endpoints(self) -> Iterator[Endpoint]:
         """Yield the endpoints of responses and conversations that are kept."""
         if self._library is not None:
-            yield from ResponseRoutes(self._library, self._background).endpoints()
+            responses = ResponseRoutes(
+                self._library, self._background, lambda: self._config.max_requests_of_each
+            )
+            yield from responses.endpoints()
             yield from ConversationRoutes(self._library, self._bodies).endpoints()
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from deployments.cli import (
     doctor_command,
@@ -20,6 +19,7 @@ from deployments.cli import (
     samples,
     serving,
 )
+from deployments.cli.command_lines import CommandGroup, CommandLine
 from deployments.cli.evals import evaluating
 from deployments.cli.operating import (
     draining,
@@ -34,7 +34,7 @@ from deployments.cli.terminal import fail
 from rapid.errors import ConfigurationError
 
 
-class _Commands(TyperGroup):
+class _Commands(CommandGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command; a configuration or file that it cannot use ends it with the message."""
         try:
@@ -120,9 +120,10 @@ for _name, _command, _example in _COMMANDS:
     app.command(_name, epilog=f"Example: {_example}")(_command)
 _GROUPS = {"documents": documents_command.documents, "models": models.app, "keys": keys.app}
 for _name, _group in _GROUPS.items():
-    app.add_typer(_group, name=_name)
+    app.add_typer(_group, name=_name, cls=CommandGroup)
 for _group in (app, *_GROUPS.values()):
     for _each in _group.registered_commands:
         # Rich keeps the ends of a docstring's lines, which the terminal would wrap once more.
         paragraphs = (inspect.getdoc(_each.callback) or "").split("\n\n")
+        _each.cls = CommandLine
         _each.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)

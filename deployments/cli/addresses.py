@@ -9,6 +9,8 @@ from pathlib import Path
 
 import yaml
 
+# The module that runs Serve, by which the processes of servers are recognized.
+SERVE_MODULE = "deployments.cli.server.run_serve"
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 
 
@@ -29,6 +31,22 @@ def url_of(host: str, port: int) -> str:
     return f"http://{reached}:{port}"
 
 
+def _find_server(port: int) -> Path | None:
+    """Return the folder from which a server of this user was started that has a port."""
+    import psutil
+
+    for process in psutil.process_iter():
+        try:
+            command, folder = process.cmdline(), Path(process.cwd())
+            if SERVE_MODULE in command[:-1]:
+                config = command[command.index(SERVE_MODULE) + 1]
+                if address_of(folder / config)[1] == port:
+                    return folder
+        except (psutil.Error, OSError, ValueError, AttributeError, yaml.YAMLError):
+            continue  # another user's, one that has ended, or whose file is gone or no mapping
+    return None
+
+
 def why_taken(host: str, port: int, setting: str = "http_options.port") -> str | None:
     """Return why no server can bind to an address of this machine; None if one can.
 
@@ -41,6 +59,11 @@ def why_taken(host: str, port: int, setting: str = "http_options.port") -> str |
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE and (folder := _find_server(port)) is not None:
+            return (
+                f"a RAPID server that was started from {folder} has {host}:{port}: end it with "
+                f"`rapid stop` there, or set {setting}"
+            )
         if error.errno == errno.EADDRINUSE:
             return f"something else has {host}:{port}: end it, or set {setting}"
         if joins_cluster():  # whose proxies may be on other machines

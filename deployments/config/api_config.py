@@ -182,6 +182,11 @@ class ApiConfig(Frozen):
         return max(1, int(_SHARE_OF_CHATS * self.pool.max_ongoing_requests))
 
     @property
+    def max_requests_of_each(self) -> int:
+        """The most chat requests of one tenant, unless it has another number of its own."""
+        return self.max_requests_per_tenant or self.max_requests
+
+    @property
     def max_slow_bodies(self) -> int:
         """The most bodies of one tenant, at each replica, that may take longer than a second."""
         return max(1, int(_SHARE_OF_SLOW_BODIES * self.max_requests))

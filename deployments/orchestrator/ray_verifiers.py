@@ -28,6 +28,7 @@ from rapid.errors import (
     DrafterHangs,
     DrafterUnavailable,
     EngineFailed,
+    GrammarTooComplex,
     RapidError,
     TargetHangs,
     TargetUnavailable,
@@ -206,6 +207,8 @@ class RayVerifier:
         is_targets = failure.is_death_of(self._target.engine)  # which may draft for itself
         if drafter is not None and not is_targets and failure.is_death_of(drafter.engine):
             return blaming(drafter, failure.as_rapid_error("drafter", DrafterUnavailable))
+        if isinstance(failure.cause, GrammarTooComplex):  # of target or drafter: the choice ends
+            return failure.cause
         if isinstance(failure.cause, BadRequest):  # a malformed block is not the client's error
             return EngineFailed(f"The drafter's block cannot be judged: {failure.cause}")
         if isinstance(failure.cause, DrafterUnavailable):

@@ -301,7 +301,8 @@ def _times(receipt: Json, metrics: Json) -> dict[str, float]:
 
 def _check_kept(receipt: Json, system: System) -> None:
     """Refuse an answer that the server gave in another mode, or partly without its drafter."""
-    if receipt["mode"] != system.method:
+    has_lost = system.method == "lossless" and receipt["is_fallback"]
+    if receipt["mode"] != system.method or has_lost:
         raise ServerRefused(
             f"the server answered as {receipt['mode']}, not {system.method}: {receipt['reason']}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from rapid.answering.thinking_stream import ThinkingStream
 from rapid.calling.call_reader import CallPiece, CallReader
 from rapid.checkpoints.text import ChatText, TextStream
 from rapid.checkpoints.thinking_marks import SpokenMarks
+from rapid.errors import GrammarTooComplex
 from rapid.events import (
     LENGTH,
     STOP,
@@ -29,6 +31,8 @@ from rapid.events import (
 )
 from rapid.messages import TokenLogprobs, Verdict
 from rapid.speculation.statistics import RoundStatistics
+
+logger = logging.getLogger(__name__)
 
 
 class GrowingAnswer:
@@ -108,19 +112,41 @@ class GrowingAnswer:
             yield text or thought, bool(thought and not text)
 
     async def follow(self, verdicts: AsyncIterator[Verdict]) -> AsyncIterator[ChoiceDelta]:
-        """Yield the deltas of the rounds; the last has a finish reason, and no round follows it."""
-        async for verdict in verdicts:
-            delta = self._take(verdict)
-            deltas: list[ChoiceDelta] = [ThinkingDelta(self.choice, self._stream.take_thoughts())]
-            deltas += [delta] if self._calls is None else self._tell_apart(delta, self._calls)
-            told = [each for each in deltas if _says_anything(each)]
-            if told:
-                told[-1] = replace(told[-1], num_tokens=self._num_untold)
-                self._num_untold = 0
-            for each in told:
+        """Yield the deltas of the rounds; the last has a finish reason, and no round follows it.
+
+        An answer whose grammar becomes too complex is cut there, as it would be by its length.
+        """
+        try:
+            async for verdict in verdicts:
+                delta = self._take(verdict)
+                for each in self._tell(delta):
+                    yield each
+                if delta.finish_reason:
+                    return
+        except GrammarTooComplex as error:
+            num_tokens = len(self.statistics.token_ids)
+            logger.warning("choice %d is cut behind %d tokens: %s", self.choice, num_tokens, error)
+            for each in self._tell(self._cut()):
                 yield each
-            if delta.finish_reason:
-                return
+
+    def _tell(self, delta: TextDelta) -> Iterator[ChoiceDelta]:
+        """Yield what a round has added, if anything."""
+        deltas: list[ChoiceDelta] = [ThinkingDelta(self.choice, self._stream.take_thoughts())]
+        deltas += [delta] if self._calls is None else self._tell_apart(delta, self._calls)
+        told = [each for each in deltas if _says_anything(each)]
+        if told:
+            told[-1] = replace(told[-1], num_tokens=self._num_untold)
+            self._num_untold = 0
+        yield from told
+
+    def _cut(self) -> TextDelta:
+        """End here, with what was held back."""
+        self.is_finished = True
+        num_thinking, text = self._stream.num_thinking, self._stream.finish()
+        self.statistics.thinking_tokens = self._stream.num_thinking
+        shown = self._held[self._stream.num_thinking - num_thinking :]
+        logprobs = tuple(spell(self._text, each) for each in shown)
+        return TextDelta(self.choice, text, logprobs, LENGTH)
 
     def tell_prompt(self, text: str, logprobs: tuple[TokenText, ...], *, is_all: bool) -> TextDelta:
         """Return the delta of the prompt before the answer, or of the prompt alone."""

@@ -8,14 +8,16 @@ on an idle and on a busy system, as long as both have a drafter for it.
 What a mode needs and does not get is dealt with by one rule:
 
 * **No drafter** (none within `drafter_wait_s`, none alive, or lost before the first token) **or no
-  retrieval** (it does not answer, or is still indexing): `auto` and `lossless` are answered as
-  `plain`, and the receipt says so (`is_fallback`). Explicit `fused`, `paper` and `rag` are refused.
+  retrieval** (it does not answer, or is still indexing): `auto` is answered as `plain`, and
+  `lossless` is drafted from the target's own text, where it may be (`Run.drafts_from_text`), else
+  `plain` too; the receipt says so (`is_fallback`). Explicit `fused`, `paper` and `rag` are refused.
 * **Retrieval that finds nothing** is an answer: `fused` and `paper` sample the target, `rag`
   answers without documents, and the receipt says so (`is_fallback`). `auto` is `plain`, as its
   evidence has it, and `lossless` drafts from the question.
 * **`rag` without any text to search** is refused as a mistake of the caller's.
 
-When a drafter is lost later, the target decodes the rest; ``plain_from`` is the first such token.
+When a drafter is lost later, the target goes on without it, in `lossless` with drafts from the
+text; ``plain_from`` is the first such token.
 """
 
 from __future__ import annotations
@@ -107,8 +109,10 @@ class Decision:
         return _SENTENCES[self.cause] + self.detail
 
 
-def decide(asked: Mode, evidence: Evidence) -> Decision:
+def decide(asked: Mode, evidence: Evidence, *, by_text: bool = False) -> Decision:
     """Choose the mode from the requested one and the outcome of retrieval.
+
+    `by_text` tells whether the text itself may draft.
 
     Raises:
         RetrievalUnavailable: Retrieval failed, and the mode is explicit and needs it.
@@ -134,7 +138,7 @@ def decide(asked: Mode, evidence: Evidence) -> Decision:
             detail = f", but {evidence.why_none}: the drafter answered without documents"
         return Decision("rag", "asked for", "drafter", False, is_fallback, detail)
     if evidence.is_lost:
-        return without_drafter(evidence.cause)
+        return without_drafter(evidence.cause, by_text=by_text)
     if asked == "lossless":
         detail = _reserve(evidence)
         return Decision("lossless", "asked for", "target", is_drafted=True, detail=detail)
@@ -193,12 +197,14 @@ def decide_without_reader(asked: Mode, drafting: OwnDrafting) -> Decision:
     return Decision("lossless", "asked for", "target", is_drafted=True, detail=detail)
 
 
-def without_drafter(cause: Cause, *, at_start: bool = True) -> Decision:
+def without_drafter(cause: Cause, *, at_start: bool = True, by_text: bool = False) -> Decision:
     """Return the decision for `auto` and `lossless` when no drafter is available.
 
     Args:
         cause: Why there is none.
-        at_start: Whether that was known when the answer began, and no draft was expected.
+        at_start: Whether that was known when the answer began, and no draft was expected of one.
+        by_text: Whether the text itself may draft, as in `lossless`.
     """
-    detail = ": the target went on alone"
-    return Decision("plain", cause, "target", not at_start, is_fallback=True, detail=detail)
+    mode: Mode = "lossless" if by_text else "plain"
+    detail = f": the target went on {'with drafts from its own text' if by_text else 'alone'}"
+    return Decision(mode, cause, "target", not at_start, is_fallback=True, detail=detail)

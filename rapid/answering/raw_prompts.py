@@ -37,7 +37,12 @@ async def answer_prompts(
     """
     is_one = len(request.prompts) < 2
     running: RequestRun | _Several
-    running = RequestRun(services, request) if is_one else _Several(services, request)
+    if not is_one:
+        running = _Several(services, request)
+    elif request.tools is None:
+        running = RequestRun(services, request)
+    else:  # whose grammar is compiled, for half a second
+        running = await asyncio.to_thread(RequestRun, services, request)
     async with aclosing(running.events()) as events:
         async for event in events:
             for part in _cut(event):

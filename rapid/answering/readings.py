@@ -141,7 +141,7 @@ class Readings:
         Errors are those of `decide` and `use`.
         """
         found, run = await self.find(), self._run
-        decision = decide(run.plan.mode, found.evidence)
+        decision = decide(run.plan.mode, found.evidence, by_text=run.drafts_from_text)
         if decision.is_drafted or run.plan.role == "drafter":
             await self.use(found, has_witness=isinstance(run.source, WitnessedSource))
         return decision, found

@@ -35,6 +35,7 @@ from rapid.errors import (
     RapidError,
     TargetUnavailable,
 )
+from rapid.receipt import Cause
 
 logger = logging.getLogger(__name__)
 
@@ -211,12 +212,13 @@ class Leases:
         except PromptTooLong:
             if self._plan.mode in FUSING:
                 raise
-            decision = without_drafter("drafter's prompt too long")
+            cause: Cause = "drafter's prompt too long"
+            decision = without_drafter(cause, by_text=self._run.drafts_from_text)
         except (DrafterUnavailable, Overloaded) as error:
             if self._plan.mode in FUSING:
                 raise
             logger.info("request %s: %s", self._request.request_id, error)
-            decision = without_drafter("no drafter")
+            decision = without_drafter("no drafter", by_text=self._run.drafts_from_text)
         if not decision.is_drafted:
             self._run.drop_drafter()
         return decision

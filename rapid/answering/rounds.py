@@ -14,8 +14,8 @@ from rapid.answering.prompting import DrafterPrompt
 from rapid.answering.readings import Readings
 from rapid.answering.request_leases import Leases
 from rapid.answering.run import Run, cause_of
-from rapid.answering.session import DraftSource, Holding
-from rapid.answering.sources import PoolSource, Rereading, WitnessedSource
+from rapid.answering.session import DraftNeeds, DraftSource, Holding
+from rapid.answering.sources import LookupSource, PoolSource, Rereading, WitnessedSource
 from rapid.chat_messages import Document
 from rapid.errors import (
     DrafterHangs,
@@ -29,7 +29,9 @@ from rapid.messages import Verdict
 from rapid.ports import Refresh
 from rapid.receipt import Failover
 from rapid.speculation.pace.controller import Controller
+from rapid.speculation.pace.copying import TextController
 from rapid.speculation.pace.refreshing import RefreshTrigger
+from rapid.speculation.relay import Relay
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,8 @@ class Rounds:
     def __init__(self, run: Run, leases: Leases, readings: Readings) -> None:
         services = run.services
         self._config, self._prompts = services.config, services.prompts
-        self._patience, self._costs = services.patience, services.costs
+        self._patience = services.patience
+        self._costs, self._text_costs = services.costs, services.text_costs
         self._request, self._session = run.request, run.session
         self._run, self._leases, self._readings = run, leases, readings
         self._resting: set[int] = set()  # choices whose rounds need the drafter no more
@@ -59,6 +62,7 @@ class Rounds:
             RapidError: The verifier's lease or engine is lost, or there is a bug.
         """
         run = self._run
+        indexing = self._session.begin(self._index_text(verifier))
         if self._request.is_streamed:
             async with aclosing(self._progress_of_reading(verifier)) as readings:
                 async for reading in readings:
@@ -72,6 +76,7 @@ class Rounds:
                     yield answer.tell_prompt(text, logprobs, is_all=self._request.max_tokens == 0)
             if self._request.max_tokens == 0:
                 return
+        await indexing
         drafter_reads: asyncio.Task[None] | None = None
         if run.source is not None:
             drafter_reads = self._session.begin(self._read_by_drafter(run.source, verifier))
@@ -83,7 +88,8 @@ class Rounds:
             for answer in run.answers
             if not answer.is_finished
         ]
-        with self._costs.growing(len(rounds)):
+        num_rounds = len(rounds)
+        with self._costs.growing(num_rounds), self._text_costs.growing(num_rounds):
             async with aclosing(merge_answers(rounds)) as deltas:
                 async for delta in deltas:
                     yield delta
@@ -149,21 +155,59 @@ class Rounds:
         drafter_reads: asyncio.Task[None] | None,
     ) -> AsyncIterator[Verdict]:
         """Run the rounds of one choice, after the tokens that its answer has committed."""
+        relay = None
+        pace = self._pace(answer, drafter_reads) if drafter_reads else None
+        if text := self._text:
+            relay = self._relay(answer, text, pace)
         return self._session.rounds(
             verifier,
             self._run.source,
             answer.choice,
             answer.statistics.token_ids,
-            pace=self._pace(answer, drafter_reads) if drafter_reads else None,
-            on_loss=functools.partial(self._note_loss, answer),
+            drafter=relay,
+            pace=relay or pace,
+            on_loss=functools.partial(self._note_loss, answer, relay),
             refresh=self._refresh(verifier, answer),
             trigger=self._trigger,
         )
 
-    def _note_loss(self, answer: GrowingAnswer, error: DrafterUnavailable) -> None:
-        """Log the loss of one answer's drafter and continue without it."""
+    def _note_loss(
+        self, answer: GrowingAnswer, relay: Relay | None, error: DrafterUnavailable
+    ) -> Relay | None:
+        """Log the loss of one answer's drafter and continue without it, or from the text."""
         logger.warning("request %s: no drafter any more: %s", self._request.request_id, error)
         self._run.lose_drafter_of(answer, "drafter lost", error)
+        return relay.lose_model() if relay else None
+
+    # --- drafting from the text -------------------------------------------------------------------
+
+    @property
+    def _text(self) -> LookupSource | None:
+        """The text itself, where it drafts in rounds that are measured."""
+        source = self._run.source
+        if isinstance(source, LookupSource):
+            return source if self._can_rest else None
+        return self._run.text if self._run.drafts_from_text else None
+
+    async def _index_text(self, verifier: Holding) -> None:
+        if text := self._text:
+            await text.hold(DraftNeeds(self._session, verifier, None))
+
+    def _relay(self, answer: GrowingAnswer, text: LookupSource, pace: Controller | None) -> Relay:
+        """Return who drafts an answer's rounds: the text, and the source beside it."""
+        source, token_ids = self._run.source, answer.statistics.token_ids
+        max_draft, num_left = self._session.terms.speculation.max_draft, self._num_left(answer)
+        copies = text.drafter(answer.choice, token_ids)
+        by_text = TextController(
+            self._text_costs,
+            len(self._run.prompts["target"]) + len(token_ids),
+            max_draft,
+            lambda: copies.longest,
+            num_left=num_left,
+        )
+        if source is None or source is text or pace is None:
+            return Relay(copies, by_text)
+        return Relay(copies, by_text, source.drafter(answer.choice, token_ids), pace)
 
     # --- retrieving again -------------------------------------------------------------------------
 
@@ -216,37 +260,28 @@ class Rounds:
         return self._run.decision.contract
 
     @property
-    def _is_paced(self) -> bool:
-        """Whether draft lengths are chosen; otherwise each is `max_draft`.
-
-        The rule `paper` has one length. A request with a seed under `maximal` coupling should be
-        reproducible, but there the text would depend on when the drafter rests.
-        """
-        terms = self._session.terms
-        is_fixed = self._config.draft_length == "fixed" or self._contract == "paper"
-        is_seeded = self._request.seed is not None and terms.sampling.temperature > 0
-        return not (is_fixed or (is_seeded and terms.speculation.coupling == "maximal"))
-
-    @property
     def _can_rest(self) -> bool:
         """Whether rounds without the drafter change nothing."""
-        return self._contract == "target" and self._is_paced
+        return self._contract == "target" and self._run.is_paced
 
     def _pace(self, answer: GrowingAnswer, drafter_reads: asyncio.Task[None]) -> Controller | None:
         """Return the controller of an answer's draft lengths; None always drafts `max_draft`."""
-        if not self._is_paced:
+        run = self._run
+        if not run.is_paced:
             return None
-        run, terms = self._run, self._session.terms
-        num_committed = len(answer.statistics.token_ids)
         return Controller(
             self._costs,
-            len(run.prompts["target"]) + num_committed,
-            terms.speculation.max_draft,
+            len(run.prompts["target"]) + len(answer.statistics.token_ids),
+            self._session.terms.speculation.max_draft,
             can_rest=self._can_rest,
-            num_left=terms.max_tokens - num_committed,
+            num_left=self._num_left(answer),
             is_read=lambda: drafter_reads.done() and run.source is not None,
             on_rest=functools.partial(self._rest, answer),
         )
+
+    def _num_left(self, answer: GrowingAnswer) -> int:
+        """Return how many tokens an answer may still get."""
+        return self._session.terms.max_tokens - len(answer.statistics.token_ids)
 
     def _rest(self, answer: GrowingAnswer) -> None:
         """Note that an answer rests for good; when all do, give the drafter's lease back."""

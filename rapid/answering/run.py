@@ -10,6 +10,7 @@ from rapid.answering.decisions import FUSING, Decision, without_drafter
 from rapid.answering.request_plan import RequestPlan, check_thinking, rule_thinking
 from rapid.answering.services import Services
 from rapid.answering.session import DraftSource, Role, Session
+from rapid.answering.sources import LookupSource
 from rapid.calling.call_forms import compile_calls
 from rapid.calling.tagged_reader import open_reader
 from rapid.checkpoints.text import ChatText
@@ -35,6 +36,7 @@ class Run:
         session: The leases that it holds; set once the prompt of the model that answers is known.
         decision: The resolved mode; None while it is open.
         source: Source of the drafts; None if the answers are not drafted, or no longer.
+        text: The text itself as a source, beside or in place of that one.
         answers: The answers, one for each choice.
         is_started: Whether the first leases were held and the response may have begun.
         prompts: Prompts of target, drafter and witness, by role.
@@ -55,6 +57,7 @@ class Run:
     session: Session = field(init=False, repr=False)
     decision: Decision | None = None
     source: DraftSource | None = None
+    text: LookupSource = field(default_factory=LookupSource, repr=False)
     answers: list[GrowingAnswer] = field(default_factory=list)
     is_started: bool = False
     prompts: dict[Role, Int32Array] = field(default_factory=dict)
@@ -147,6 +150,29 @@ class Run:
         return self.plan.mode in FUSING and not has_tokens
 
     @property
+    def is_paced(self) -> bool:
+        """Whether draft lengths are chosen; otherwise each is `max_draft`.
+
+        The rule `paper` has one length. A request with a seed under `maximal` coupling should be
+        reproducible, but there the text would depend on when the drafter rests.
+        """
+        sampling, speculation = self.plan.sampling, self.plan.speculation
+        is_drawn = self.request.seed is not None and sampling.temperature > 0
+        is_fixed = self.services.config.draft_length == "fixed" or speculation.rule == "paper"
+        return not (is_fixed or (is_drawn and speculation.coupling == "maximal"))
+
+    @property
+    def drafts_from_text(self) -> bool:
+        """Whether the text itself may draft beside a drafter, and without one.
+
+        The answer must have the same tokens whoever drafts, so that a receipt says all that they
+        depend on, and draft lengths be measured, since the text has often nothing to propose. A
+        request that retrieves again has one drafter.
+        """
+        is_alone = self.plan.own_drafting or self.request.speculation.refresh
+        return self.plan.ignores_drafts and self.is_paced and not is_alone
+
+    @property
     def outcome(self) -> Decision:
         """The mode, reason and contract of the receipt.
 
@@ -155,9 +181,16 @@ class Run:
         """
         assert self.decision is not None
         is_plain = all(answer.statistics.plain_from == 0 for answer in self.answers)
-        if self.decision.is_drafted and is_plain:
-            return without_drafter("drafter lost", at_start=False)
-        return self.decision
+        decision = self.decision
+        if decision.is_drafted and is_plain:
+            by_text = self.drafts_from_text
+            decision = without_drafter("drafter lost", at_start=False, by_text=by_text)
+        copied = sum(answer.statistics.copied for answer in self.answers)
+        if copied and self.drafts_from_text:
+            kept = sum(answer.statistics.copied_accepted for answer in self.answers)
+            copies = f"; of {copied} tokens that the text itself drafted {kept} were kept"
+            return replace(decision, detail=decision.detail + copies)
+        return decision
 
     def open_session(self) -> Session:
         """Begin the answers, and return the session of their leases.

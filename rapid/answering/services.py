@@ -14,7 +14,12 @@ from rapid.speculation.pace.round_costs import RoundCosts
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The settings, pools and measurements that all requests of a process share."""
+    """The settings, pools and measurements that all requests of a process share.
+
+    Attributes:
+        costs: What the rounds of drafter models cost and bring, and the plain ones.
+        text_costs: The same of drafts that are copied from the text.
+    """
 
     config: AnsweringConfig
     speculation: SpeculationConfig
@@ -22,4 +27,5 @@ class Services:
     prompts: RequestPrompts
     patience: Patience
     costs: RoundCosts = field(default_factory=RoundCosts)
+    text_costs: RoundCosts = field(default_factory=RoundCosts)
     gate: PassageGate = field(default_factory=PassageGate)

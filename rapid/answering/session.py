@@ -279,8 +279,9 @@ class Session:
         choice: int = 0,
         committed: Sequence[int] = (),
         *,
+        drafter: Drafter[Any] | None = None,
         pace: Pace | None = None,
-        on_loss: Callable[[DrafterUnavailable], None] | None = None,
+        on_loss: Callable[[DrafterUnavailable], Drafter[Any] | None] | None = None,
         refresh: Refresh | None = None,
         trigger: RefreshTrigger | None = None,
     ) -> AsyncIterator[Verdict]:
@@ -288,9 +289,10 @@ class Session:
 
         Args:
             verifier: The lease that judges, and decodes where nothing is drafted.
-            source: Source of drafts; None decodes plainly.
+            source: Source of drafts; None decodes plainly, unless there is a `drafter`.
             choice: Index of the request's answer.
             committed: Tokens of the answer so far.
+            drafter: Who drafts, where the source is not alone.
             pace: See `rapid.speculation.loop.speculate`.
             on_loss: See `rapid.speculation.loop.speculate`.
             refresh: See `rapid.speculation.loop.speculate`.
@@ -301,8 +303,10 @@ class Session:
             lambda: source.lease if source else None,
             lambda: source.witness if source else None,
         )
+        if drafter is None and source is not None:
+            drafter = source.drafter(choice, committed)
         return speculate(
-            source.drafter(choice, committed) if source else None,
+            drafter,
             TracedVerifier(judge, choice),
             max_tokens=self.terms.max_tokens - len(committed),
             max_draft=self.terms.speculation.max_draft,

@@ -146,7 +146,7 @@ class WitnessedSource(PoolSource):
 
 
 class LookupSource(DraftSource):
-    """Prompt lookup in the target's prompt."""
+    """Prompt lookup in the target's prompt; it is indexed once, whatever leases are taken again."""
 
     def __init__(self) -> None:
         self._index: PromptIndex | None = None
@@ -157,7 +157,7 @@ class LookupSource(DraftSource):
             self._index = await asyncio.to_thread(PromptIndex, needs.verifier.prompt_ids)
 
     @override
-    def drafter(self, choice: int, committed: Sequence[int] = ()) -> Drafter[Any]:
+    def drafter(self, choice: int, committed: Sequence[int] = ()) -> PromptLookupDrafter:
         assert self._index is not None
         return PromptLookupDrafter(self._index, choice, committed)
 

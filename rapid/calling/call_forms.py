@@ -20,7 +20,12 @@ from rapid.calling.tagged_arguments import (
     write_rules,
 )
 from rapid.chat_messages import Tool, ToolCall, Tools
-from rapid.constraints.structured_outputs import UnusableGrammar, check_grammar, close_objects
+from rapid.constraints.structured_outputs import (
+    UnusableGrammar,
+    check_grammar,
+    check_schema,
+    close_objects,
+)
 from rapid.errors import BadRequest
 
 # What models are trained on, as `json.dumps` and templates write it.
@@ -160,9 +165,14 @@ def find_form(template: str) -> CallForm | None:
 
 
 def read_schema(tool: Tool) -> Any:
-    """Return the schema by which a tool's arguments are enforced."""
-    given = close_objects(json.loads(tool.parameters)) or _NO_PARAMETERS
-    return {"type": "object"} | given | _SPACED
+    """Return the schema by which a tool's arguments are enforced.
+
+    Raises:
+        UnusableGrammar: As for `check_schema`.
+    """
+    given = json.loads(tool.parameters)
+    check_schema(given)
+    return {"type": "object"} | (close_objects(given) or _NO_PARAMETERS) | _SPACED
 
 
 @lru_cache(_MOST_COMPILED)

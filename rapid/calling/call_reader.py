@@ -15,6 +15,8 @@ _HEAD = re.compile(
 )
 _NAMED_HEAD = re.compile(r"\s*([\w-]+)\s*(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 _FIRST_KEY = re.compile(r'\s*\{\s*"([^"\\]*)"')
+_NO_NAMED_HEAD = re.compile(r"(?![\w-]*\s*(\[[A-Z_]*(\]\w*)?)*$)")
+MOST_HEAD = 300  # characters of what comes before a call's arguments: a tool's name has 64
 _KEYS = {"name", "arguments", "parameters", "type", "function", "id"}  # a call may begin with one
 
 
@@ -49,7 +51,8 @@ class CallReader:
         self._held = ""  # what is not decided
         self._before = ""  # what came before it, and is text if no call follows
         self._name = ""
-        self._depth, self._in_string, self._is_escaped = 0, False, False
+        self._num_scanned = 0
+        self._begin_scan()
         self._step = self._take_text if form.opening else self._take_start
         self._tail: list[str] = []
 
@@ -112,39 +115,50 @@ class CallReader:
         self._held = ""
 
     def _take_call(self) -> Iterator[str | CallPiece]:
-        """Take the beginning of a call, up to its arguments."""
+        """Take the beginning of a call, up to its arguments, or one whose keys are in disorder."""
         form, held = self._form, self._held
         if form.first and not self._name:  # the bracket of a list
             held = held.lstrip().removeprefix("[")
-        match = (_NAMED_HEAD if "[ARGS]" in form.head else _HEAD).match(held)
+        head = held[:MOST_HEAD]  # so that what is held is read but once, however long it grows
+        match = (_NAMED_HEAD if "[ARGS]" in form.head else _HEAD).match(head)
         if match and match[1] in self._names:
             yield from self._begin(match[1])
             self._held, self._step = held[match.end() :], self._take_arguments
             return
-        begun = held.lstrip()
-        first_key = _FIRST_KEY.match(held)
-        if not begun:
+        begun = head.lstrip()
+        is_long = len(held) >= MOST_HEAD
+        if not begun and not is_long:
             return
+        first_key = _FIRST_KEY.match(head)
         if "[ARGS]" in form.head:
-            is_none = not re.match(r"[\w-]*\s*(\[[A-Z_]*\]?\w*)*$", begun)
+            is_none = is_long or _NO_NAMED_HEAD.match(begun) is not None
+        elif first_key is None:
+            is_none = is_long or begun[0] != "{"
         else:
-            is_none = begun[0] != "{" or (first_key is not None and first_key[1] not in _KEYS)
-        is_none = is_none or match is not None
-        whole = None if is_none or begun[0] != "{" else _read_object(begun)
-        if whole is not None:
-            value, length = whole
-            if (call := _as_call(value)) is not None and call[0] in self._names:
-                yield from self._begin(call[0])
-                yield CallPiece(self.num_calls - 1, call[0], call[1])
-                self._held, self._step = begun[length:], self._take_tail
-                self._tail = self._form.tail.split()[1:]
-                return
-            is_none = True
-        if is_none:
+            is_none = first_key[1] not in _KEYS
+        if is_none or match is not None:
             yield from self._give_up()
+        elif begun[0] == "{":
+            yield from self._take_whole_call(held)
+
+    def _take_whole_call(self, held: str) -> Iterator[str | CallPiece]:
+        """Take a call that is told when its last bracket has come."""
+        end = self._find_end(held, self._num_scanned)
+        self._num_scanned = len(held)
+        if end is None:
+            return
+        call = _as_call(_read_object(held[:end]))
+        if call is None or call[0] not in self._names:
+            yield from self._give_up()
+            return
+        yield from self._begin(call[0])
+        yield CallPiece(self.num_calls - 1, call[0], call[1])
+        self._held, self._step = held[end:], self._take_tail
+        self._tail = self._form.tail.split()[1:]
 
     def _begin(self, name: str) -> Iterator[CallPiece]:
         self._before, self._name = "", name
+        self._begin_scan()
         self.num_calls += 1
         yield CallPiece(self.num_calls - 1, name, "", begins=True)
 
@@ -152,25 +166,36 @@ class CallReader:
         if self._before:
             yield self._before
         self._before = ""
+        self._begin_scan()
         self._step = self._take_text if self._form.opening else self._take_rest
 
     def _take_arguments(self) -> Iterator[str | CallPiece]:
-        for at, character in enumerate(self._held):
+        end = self._find_end(self._held, 0)
+        taken = self._held[:end]
+        if taken:
+            yield CallPiece(self.num_calls - 1, self._name, taken)
+        self._held = self._held[len(taken) :]
+        if end is not None:
+            self._step, self._tail = self._take_tail, self._form.tail.split()
+
+    def _begin_scan(self) -> None:
+        self._depth, self._in_string, self._is_escaped = 0, False, False
+        self._num_scanned = 0  # characters of a call whose end is looked for
+
+    def _find_end(self, text: str, first: int) -> int | None:
+        """Return where the object ends that is begun in a text, looking on from a place of it."""
+        for at in range(first, len(text)):
+            character = text[at]
             if self._in_string:
                 self._in_string = self._is_escaped or character != '"'
                 self._is_escaped = character == "\\" and not self._is_escaped
             elif character == '"':
                 self._in_string = True
-            else:
-                self._depth += (character in "{[") - (character in "}]")
+            elif character in "{[}]":
+                self._depth += 1 if character in "{[" else -1
                 if not self._depth:
-                    yield CallPiece(self.num_calls - 1, self._name, self._held[: at + 1])
-                    self._held, self._step = self._held[at + 1 :], self._take_tail
-                    self._tail = self._form.tail.split()
-                    return
-        if self._held:
-            yield CallPiece(self.num_calls - 1, self._name, self._held)
-        self._held = ""
+                    return at + 1
+        return None
 
     def _take_tail(self) -> Iterator[str | CallPiece]:
         """Take what ends a call, as far as it is there, and what leads to the next one."""
@@ -192,11 +217,11 @@ class CallReader:
         yield from ()
 
 
-def _read_object(text: str) -> tuple[Any, int] | None:
-    """Return the JSON object that a text begins with, and its length; None if it has no end."""
+def _read_object(text: str) -> Any:
+    """Return what a text of JSON means; None if it is none, or nested too deeply."""
     try:
-        return json.JSONDecoder().raw_decode(text)
-    except ValueError:
+        return json.loads(text)
+    except (ValueError, RecursionError):
         return None
 
 

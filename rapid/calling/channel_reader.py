@@ -8,12 +8,11 @@ from collections.abc import Collection, Iterator
 from typing_extensions import override
 
 from rapid.calling.call_forms import CallForm
-from rapid.calling.call_reader import CallPiece, CallReader
+from rapid.calling.call_reader import MOST_HEAD, CallPiece, CallReader
 
 _MESSAGE, _END = "<|message|>", "<|end|>"
 _BEGINNINGS = ("<|start|>", "<|channel|>", "to=functions.")
 _BREAKS = (_END, *_BEGINNINGS[:2])  # what ends a message, or begins the next one without an end
-_MOST_HEAD = 300  # characters of a message's head: a tool's name has 64
 _CALLED = re.compile(r"\bto=functions\.([\w-]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
@@ -50,9 +49,9 @@ class ChannelCallReader(CallReader):
         head, found, rest = self._held.partition(_MESSAGE)
         called, channel = _CALLED.search(head), _CHANNEL.search(head)
         if not found:
-            if len(head) > _MOST_HEAD:
-                yield from self._say(head[:-_MOST_HEAD])
-                self._held, self._step = head[-_MOST_HEAD:], self._take_words
+            if len(head) > MOST_HEAD:
+                yield from self._say(head[:-MOST_HEAD])
+                self._held, self._step = head[-MOST_HEAD:], self._take_words
         elif called:
             if not rest.strip():
                 return

@@ -12,7 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from rapid.constraints.structured_outputs import UnusableGrammar, compile_schema
+from rapid.constraints.structured_outputs import (
+    UnusableGrammar,
+    compile_schema,
+    follow_reference,
+)
 
 KINDS = ("string", "integer", "number", "boolean", "null", "array", "object")
 ANY_KIND = frozenset(KINDS)
@@ -67,14 +71,23 @@ def find_kinds(parameters: str) -> dict[str, frozenset[str]]:
     root = json.loads(parameters)
     given = root.get("properties")
     named = given.items() if isinstance(given, dict) else ()
-    return {name: _find_kinds(each, root, _MOST_REFERENCES) for name, each in named}
+    return {name: _find_kinds(each, root) for name, each in named}
 
 
-def _find_kinds(schema: Any, root: Any, num_left: int) -> frozenset[str]:
+def _find_kinds(schema: Any, root: Any) -> frozenset[str]:
+    return _gather_kinds(schema, root, _MOST_REFERENCES, set()) or ANY_KIND
+
+
+def _gather_kinds(schema: Any, root: Any, num_left: int, seen: set[int]) -> frozenset[str]:
+    """Return the kinds of a schema; none where its own are among those found already."""
     if not isinstance(schema, dict) or not num_left:
         return ANY_KIND
+    if id(schema) in seen:  # alternatives may lead to one in as many ways as there are atoms
+        return frozenset()
+    seen.add(id(schema))
     if "$ref" in schema:
-        return _find_kinds(_follow(schema["$ref"], root), root, num_left - 1)
+        target = follow_reference(schema["$ref"], root)
+        return _gather_kinds(target, root, num_left - 1, seen)
     if "const" in schema or isinstance(schema.get("enum"), list):
         values = [schema["const"]] if "const" in schema else schema["enum"]
         return frozenset().union(*map(kinds_of, values))
@@ -84,19 +97,9 @@ def _find_kinds(schema: Any, root: Any, num_left: int) -> frozenset[str]:
         return kinds | ({"integer"} if "number" in kinds else set())
     for name in ("anyOf", "oneOf"):
         if isinstance(schema.get(name), list) and schema[name]:
-            found = (_find_kinds(each, root, num_left - 1) for each in schema[name])
+            found = (_gather_kinds(each, root, num_left - 1, seen) for each in schema[name])
             return frozenset().union(*found)
     return ANY_KIND
-
-
-def _follow(reference: Any, root: Any) -> Any:
-    """Return what a reference within a schema names; None if it is not there."""
-    path = reference.split("/") if isinstance(reference, str) else [""]
-    found = root if path[0] == "#" else None
-    for each in path[1:]:
-        key = each.replace("~1", "/").replace("~0", "~")
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
 
 
 def kinds_of(value: Any) -> set[str]:
@@ -176,12 +179,12 @@ def _write_value(
     special: Mapping[str, int],
 ) -> list[str]:
     """Return how a value and its closing tag are written, and then the rules for that."""
-    kinds, after = _find_kinds(given, root, _MOST_REFERENCES), spell_text(tags.after, special)
+    kinds, after = _find_kinds(given, root), spell_text(tags.after, special)
     if "string" not in kinds:
         return [f"{rule} {after}", f"{rule}: %json {json.dumps(shared | given)}"]
     target, num_left = given, _MOST_REFERENCES
     while num_left and isinstance(target, dict) and "$ref" in target:
-        target, num_left = _follow(target["$ref"], root), num_left - 1
+        target, num_left = follow_reference(target["$ref"], root), num_left - 1
     if isinstance(target, dict) and {"const", "enum"} & target.keys():
         values = [target["const"]] if "const" in target else target["enum"]
         texts = (each if isinstance(each, str) else _spell(each) for each in values)
@@ -190,22 +193,26 @@ def _write_value(
     if isinstance(target, dict) and target.get("type") == "string":
         bounds = {key: target[key] for key in _OF_BOUNDED_TEXTS & target.keys()}
         given = {key: each for key, each in target.items() if key not in bounds}
-    _check_text(given, root, _MOST_REFERENCES)
+    _check_text(given, root, _MOST_REFERENCES, {})
     return [f"{rule}", *write_text(rule, tags, special, bounds)]
 
 
-def _check_text(schema: Any, root: Mapping[str, Any], num_left: int) -> None:
+def _check_text(
+    schema: Any, root: Mapping[str, Any], num_left: int, has_ended: dict[int, bool]
+) -> None:
     """Refuse what is said of a value that may be a text and could not be enforced."""
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or has_ended.get(id(schema)):
         return
     if (found := next((each for each in schema if each not in _OF_TEXTS), None)) is not None:
         _refuse(found)
-    if not num_left:
+    if not num_left or id(schema) in has_ended:  # a circle
         _refuse("$ref")
+    has_ended[id(schema)] = False
     if "$ref" in schema:
-        _check_text(_follow(schema["$ref"], root), root, num_left - 1)
+        _check_text(follow_reference(schema["$ref"], root), root, num_left - 1, has_ended)
     for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-        _check_text(each, root, num_left - 1)
+        _check_text(each, root, num_left - 1, has_ended)
+    has_ended[id(schema)] = True
 
 
 def write_text(

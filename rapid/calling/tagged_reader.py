@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from rapid.calling.call_forms import CallForm
-from rapid.calling.call_reader import CallPiece, CallReader
+from rapid.calling.call_reader import MOST_HEAD, CallPiece, CallReader
 from rapid.calling.channel_reader import ChannelCallReader
 from rapid.calling.tagged_arguments import ANY_KIND, ArgumentTags, find_kinds, read_value
 from rapid.chat_messages import Tool
@@ -68,12 +68,13 @@ class TaggedCallReader(CallReader):
         return CallPiece(self.num_calls - 1, self._name, arguments)
 
     def _take_call(self) -> Iterator[str | CallPiece]:
-        match = self._head.match(self._held)
+        head = self._held[:MOST_HEAD]
+        match = self._head.match(head)
         if match and match[1] in self._names:
             yield from self._begin(match[1])
             self._held, self._step = self._held[match.end() :], self._take_arguments
             self._num_arguments = 0
-        elif match or not self._may_be_head(self._held.lstrip()):
+        elif match or len(head) == MOST_HEAD or not self._may_be_head(head.lstrip()):
             yield from self._give_up()
 
     def _may_be_head(self, begun: str) -> bool:
@@ -85,7 +86,8 @@ class TaggedCallReader(CallReader):
 
     def _take_arguments(self) -> Iterator[str | CallPiece]:
         """Take the name of the next argument, or the end of all."""
-        if match := self._key.match(self._held):
+        head = self._held[:MOST_HEAD]
+        if match := self._key.match(head):
             self._held, self._step = self._held[match.end() :], self._take_padding
             self._kinds = self._kinds_of[self._name].get(match[1], ANY_KIND)
             self._num_arguments += 1
@@ -94,6 +96,7 @@ class TaggedCallReader(CallReader):
             return
         begun = self._held.lstrip()
         is_key = self._key_opening.startswith(begun) or begun.startswith(self._key_opening)
+        is_key = is_key and len(head) < MOST_HEAD
         ends = [at for at, end in enumerate(self._ends) if begun.startswith(end)]
         may_end = not ends and any(end.startswith(begun) for end in self._ends)
         if is_key or may_end:

@@ -24,7 +24,12 @@ from rapid.chat_messages import (
     ToolCall,
     Tools,
 )
-from rapid.constraints.structured_outputs import UnusableGrammar, compile_schema
+from rapid.constraints.structured_outputs import (
+    MAX_DEPTH,
+    UnusableGrammar,
+    compile_schema,
+    is_too_deep,
+)
 from rapid.errors import BadRequest
 from rapid.requests import MAX_NAME, Fields, Text, Turn, refuse
 
@@ -44,11 +49,16 @@ def _check_name(name: str) -> str:
 
 
 def _check_json(given: object, what: str) -> None:
-    """Refuse what templates could not write as text."""
+    """Refuse what templates could not write as text, and what is nested too deeply."""
     try:
         json.dumps(given, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
+        is_deep = is_too_deep(given)
+    except RecursionError:
+        is_deep = True
+    except ValueError:
         refuse("json", what)
+    if is_deep:
+        refuse("json", f"is nested too deeply: {MAX_DEPTH} levels at most")
 
 
 class FunctionFields(_Given):
@@ -64,7 +74,7 @@ class FunctionFields(_Given):
     def _is_of_an_object(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
         if given and given.get("type", "object") != "object":
             refuse("parameters", "must be a JSON schema of type 'object'")
-        _check_json(given, "must have no lone surrogates, and not be nested so deep")
+        _check_json(given, "must have no lone surrogates")
         return given
 
 
@@ -174,14 +184,18 @@ class ToolSettings(Fields):
         """Return the tools of a request with some sampling fields; None if none may be called.
 
         Raises:
-            BadRequest: As for `as_tools`, or the fields contradict a call that must be made.
+            BadRequest: As for `as_tools`, or the fields contradict calls that are enforced.
         """
         is_parallel = self.parallel_tool_calls is not False
         tools = as_tools(self.tools, self.tool_choice, is_parallel=is_parallel)
+        if tools is None:
+            return None
+        is_strict = any(each.is_strict for each in tools.callable_ones)
+        what = "tool_choice" if tools.must_call else "'strict' of a tool" if is_strict else ""
         for name in ("min_tokens", "allowed_token_ids", "bad_words", "ignore_eos"):
-            if tools is not None and tools.must_call and sampling.get(name):
+            if what and sampling.get(name):
                 # Where the call must end and this must go on, no token would be left.
-                raise BadRequest(f"{name} contradicts tool_choice: leave one out", name)
+                raise BadRequest(f"{name} contradicts {what}: leave one out", name)
         return tools
 
 

@@ -19,10 +19,13 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from typing_extensions import override
 
+from rapid.constraints.grammar_checks import find_limits
 from rapid.constraints.shaping import Shaping
-from rapid.errors import BadRequest
+from rapid.errors import BadRequest, GrammarTooComplex
 
-_MOST_COMPILED = 64  # grammars whose beginnings are kept, for requests that have the same again
+# Grammars whose beginnings are kept, for requests that have the same again. Most have less than a
+# megabyte and take milliseconds to compile; the largest found within the limits has 60 MB.
+_MOST_COMPILED = 16
 _MOST_MASKS = 64  # of an answer's last places, 16 KB each at 128K tokens: more than are rolled back
 _NUM_THREADS = 2  # 64 answers' blocks of eight are masked in 8 ms, beside a forward of as much
 
@@ -49,12 +52,13 @@ class Grammars:
         A grammar that was not there lately takes milliseconds, and the first one seconds.
 
         Raises:
-            BadRequest: It is too complex, or no token may begin an answer.
+            GrammarTooComplex: It is.
+            BadRequest: No token may begin an answer.
         """
         with self._lock:
             matcher = self._compiled.get(grammar)
         if matcher is None:
-            matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
+            matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=find_limits())
             if not find_allowed(matcher).any():
                 raise BadRequest("The grammar allows no answer of these models.", "response_format")
         with self._lock:  # also because a matcher serves one thread at a time
@@ -173,7 +177,7 @@ class GrammarShaping(Shaping):
                     self._find_mask()
                 if token is not None:
                     self._advance([token])
-        except BadRequest:  # which the row says
+        except GrammarTooComplex:  # which the row says
             return
         self._roll_back(len(token_ids))
 
@@ -189,7 +193,8 @@ class GrammarShaping(Shaping):
         if mask is None:
             self._leave_path()
             mask = self._masks[self._place] = find_allowed(self._matcher)
-            self._masks.pop(self._place - _MOST_MASKS, None)
+            for place in [each for each in self._masks if each <= self._place - _MOST_MASKS]:
+                del self._masks[place]
         return mask
 
     @override
@@ -199,7 +204,7 @@ class GrammarShaping(Shaping):
             return None
         try:
             mask = self._find_mask()
-        except BadRequest:  # which the next row says
+        except GrammarTooComplex:  # which the next row says
             return None
         (some,) = mask.nonzero()
         if len(some) != 1 or (bits := int(mask[some[0]])) & (bits - 1):
@@ -217,7 +222,7 @@ def find_allowed(matcher: LLMatcher) -> Mask:
     """Return which tokens may come next.
 
     Raises:
-        BadRequest: The grammar has become too complex to say.
+        GrammarTooComplex: The grammar has become so.
     """
     mask = matcher.compute_bitmask()
     _check(matcher)
@@ -240,4 +245,4 @@ def forbid(row: torch.Tensor, allowed: Mask) -> torch.Tensor:
 def _check(matcher: LLMatcher) -> None:
     if matcher.is_error():
         why = matcher.get_error().splitlines()[0]
-        raise BadRequest(f"The grammar is too complex to follow: {why}", "response_format")
+        raise GrammarTooComplex(f"The grammar is too complex to follow: {why}")

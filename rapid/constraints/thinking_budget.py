@@ -75,6 +75,49 @@ class ThinkingShaping(Shaping):
         may_think = self._answer_from is None and (self._rule.budget != 0 or self._num_tokens > 0)
         return None if may_think or self._grammar is None else self._grammar.find_forced()
 
+    @override
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        count, num_left = 0, len(token_ids)
+        while count < num_left and self._answer_from is None and self._allows(token_ids[count]):
+            self.advance(token_ids[count : count + 1])
+            count += 1
+        of_thinking = count
+        if self._answer_from is not None:
+            rest = token_ids[count:]
+            count += len(rest) if self._grammar is None else self._grammar.count_allowed(rest)
+        self.roll_back(of_thinking)
+        return count
+
+    @override
+    def prepare(self, token_ids: Sequence[int], num_rows: int) -> None:
+        num_before = self._count_before_answer(token_ids)
+        if self._grammar is not None and num_before is not None:
+            rest = token_ids[num_before:]
+            self._grammar.prepare(rest, min(num_rows, len(rest) + 1))
+
+    def _allows(self, token: int) -> bool:
+        """Return whether a token may come next, before the answer has begun."""
+        rule, grammar = self._rule, self._grammar
+        if self._must_close:
+            return token == rule.closing
+        if not self._is_undecided:
+            return grammar is None or token not in self._end_ids
+        if token == rule.opening:
+            return rule.budget != 0
+        return grammar is None or grammar.count_allowed([token]) == 1
+
+    def _count_before_answer(self, token_ids: Sequence[int]) -> int | None:
+        """Return how many of the next tokens the answer comes behind; None if it is not there."""
+        if self._answer_from is not None:
+            return 0
+        first = 0
+        if self._is_undecided:
+            if not token_ids or token_ids[0] != self._rule.opening:
+                return 0
+            first = 1
+        places = (at for at in range(first, len(token_ids)) if token_ids[at] == self._rule.closing)
+        return next((at + 1 for at in places), None)
+
     @property
     def _is_undecided(self) -> bool:
         """Whether the first token will say if there is thinking."""

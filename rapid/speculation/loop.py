@@ -22,7 +22,7 @@ async def speculate(
     max_draft: int,
     is_streamed: bool = False,
     pace: Pace | None = None,
-    on_loss: Callable[[DrafterUnavailable], None] | None = None,
+    on_loss: Callable[[DrafterUnavailable], Drafter[Block] | None] | None = None,
     refresh: Refresh | None = None,
     trigger: RefreshTrigger | None = None,
 ) -> AsyncIterator[Verdict]:
@@ -39,7 +39,8 @@ async def speculate(
         max_draft: Most tokens requested from the drafter per block (gamma).
         is_streamed: Whether an answer without a drafter begins with a round of one token.
         pace: Policy for the draft lengths; None always requests the longest possible block.
-        on_loss: Called with the error when the drafter is lost; None raises the error instead.
+        on_loss: Called with the error when the drafter is lost; returns who drafts from there on,
+            knowing the tokens so far, or None for nobody. None raises the error instead.
         refresh: Gives the drafter a new prompt when `trigger` says so; None never does. If it
             raises DrafterUnavailable, the drafter is lost.
         trigger: The answer's own, where these are not its first rounds; None starts a new one.
@@ -69,18 +70,17 @@ async def speculate(
             except DrafterUnavailable as error:
                 if on_loss is None:
                     raise
-                on_loss(error)
-                drafter = None
+                drafter, untold = on_loss(error), None
                 continue
         if drafter is not None:
-            untold = _merge(untold, verdict)
+            untold = merge_verdicts(untold, verdict)
             if pace is not None:
                 pace.observe(verdict)
         token_ids.extend(verdict.token_ids)
         yield verdict
 
 
-def _merge(untold: Verdict | None, verdict: Verdict) -> Verdict:
+def merge_verdicts(untold: Verdict | None, verdict: Verdict) -> Verdict:
     """Return both rounds as one verdict with the tokens of both from the first one's position."""
     if untold is None:
         return verdict

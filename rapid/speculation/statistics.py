@@ -7,6 +7,7 @@ from itertools import count
 
 from rapid.messages import Verdict
 from rapid.receipt import ChoiceStatistics, Origin, TokenProbs
+from rapid.speculation.lookup import LOOKUP
 
 
 @dataclass(slots=True)
@@ -18,6 +19,8 @@ class RoundStatistics:
     forced: int = 0
     thinking_tokens: int = 0  # told by the code that reads the text
     accepted: int = 0
+    copied: int = 0  # drafted tokens that the text itself gave, and those of them
+    copied_accepted: int = 0  # that were accepted
     # Number of times that the drafter's context was retrieved again; counted by the code that does
     # so.
     refreshes: int = 0
@@ -41,6 +44,9 @@ class RoundStatistics:
         self.drafted += verdict.num_drafted
         self.forced += verdict.num_forced
         self.accepted += verdict.num_accepted
+        if verdict.lease_id == LOOKUP:
+            self.copied += verdict.num_drafted
+            self.copied_accepted += verdict.num_accepted
         self.draft_ms += verdict.draft_ms
         self.verify_ms += verdict.verify_ms
         self.probs.update(zip(count(len(self.token_ids)), verdict.probs, strict=False))

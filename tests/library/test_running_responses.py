@@ -55,12 +55,15 @@ async def test_one_process_answers_and_all_see_how_far(database: Database):
     assert await theirs.read("r") == ("queued", "", True)
     assert await ours.running.renew(["r"], [grown("r", "in_progress", "He")]) == {"r"}
     assert await theirs.read("r") == ("in_progress", "He", True)
+    assert await theirs.kept.find_progress("a", "r") == ("in_progress", 1, True)
+    assert await theirs.kept.find_progress("b", "r") is None
     assert await theirs.running.renew(["r"], [grown("r", "in_progress", "No")]) == set()
     assert not await theirs.running.end(grown("r", "completed", "No"))
     with pytest.raises(BadRequest, match="is in_progress: go on from one that is completed"):
         await theirs.kept.read("a", await theirs.kept.list_chain("a", "r", 9))
     assert await ours.running.end(grown("r", "completed", "Hello"))
     assert await theirs.read("r") == ("completed", "Hello", False)
+    assert await theirs.kept.find_progress("a", "r") == ("completed", 1, False)
     assert not await ours.running.end(grown("r", "failed", "Hello"))
     assert (await theirs.running.cancel("a", "r")).response["status"] == "completed"
 
@@ -73,9 +76,12 @@ async def test_who_does_not_renew_is_lost_for_good(database: Database):
     assert await ours.running.renew(["r"], [grown("r", "in_progress", "He")]) == {"r"}
     clock.now_s += LEASE_S - 0.1
     assert await theirs.read("r") == ("in_progress", "He", True)
+    assert await theirs.kept.find_progress("a", "r") == ("in_progress", 1, True)
+    assert await theirs.kept.find_progress("b", "r") is None
     clock.now_s += 0.2
     for process in (ours, theirs):
         assert await process.read("r") == ("failed", "He", False)
+        assert await process.kept.find_progress("a", "r") == ("in_progress", 1, False)
     assert await ours.running.renew(["r"], [grown("r", "in_progress", "Hell")]) == set()
     assert not await ours.running.end(grown("r", "completed", "Hello"))
     row = await ours.running.cancel("a", "r")

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers.utils.logging import set_tqdm_hook
 
 import rapid
 from evaluation.loaders.generated import load
 from evaluation.tasks import Source
-from rapid.chat_messages import Document, Message
+from rapid.chat_messages import Document, Message, ToolCall
 from rapid.config import AnsweringConfig, EngineConfig
 from rapid.errors import (
     BadRequest,
@@ -25,7 +26,8 @@ from rapid.errors import (
     PromptTooLong,
     RapidError,
 )
-from rapid.pair import _read_paths
+from rapid.pair import Answer, _read_paths
+from tests.deployments.scripted import receipt
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 FACTS = "The banner of Tezawe is sozo sema 40. The well of Ruki is dry. " * 3
@@ -215,8 +217,31 @@ def test_a_closed_pair_says_so_and_leaves_no_thread():
         assert opened.answer("What is it?", max_tokens=2).text
     with pytest.raises(RapidError, match="this pair is closed"):
         opened.answer("What is it?")
+    with pytest.raises(RapidError, match="this pair is closed"), opened:
+        pass
     left = {thread.name for thread in set(threading.enumerate()) - before}
     assert left <= {"tqdm_monitor"}
+
+
+def test_opening_a_pair_writes_nothing_and_leaves_bars_as_they_were(capfd):
+    def show(factory, given, named):
+        return factory(*given, **named)
+
+    before = set_tqdm_hook(show)
+    try:
+        with rapid.open("embedded:target"):
+            assert capfd.readouterr() == ("", "")
+    finally:
+        assert set_tqdm_hook(before) is show
+
+
+def test_a_notebook_shows_an_answer_with_its_calls_and_its_receipt():
+    call = ToolCall("c", "look", '{"at": "<b>"}')
+    shown = Answer("1 < 2\n& so on", "tool_calls", receipt(), (call,))._repr_html_()
+    assert shown.startswith(
+        '<div style="white-space: pre-wrap">1 &lt; 2\n&amp; so on\n'
+        "look({&quot;at&quot;: &quot;&lt;b&gt;&quot;})</div><table>"
+    )
 
 
 def test_a_stream_that_was_given_up_has_ended(pair):

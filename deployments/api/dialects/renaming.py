@@ -62,5 +62,10 @@ class Renaming:
                 return f"tools[{place}]{rest}"
             where = self.places[number] if number < len(self.places) else ""
             return where + rest if where.endswith("]") else where
-        name = next((each for each in self.names if param.startswith(each)), None)
+        name = next((each for each in self.names if _is_within(param, each)), None)
         return param if name is None else self.names[name] + param[len(name) :]
+
+
+def _is_within(param: str, name: str) -> bool:
+    """Return whether a field is one of this name, or is in it."""
+    return param.startswith(name) and param[len(name) : len(name) + 1] in ("", ".", "[")

@@ -34,7 +34,7 @@ class Allowances:
         most = {name: each.concurrent_answers for name, each in own.items()}
         self._admission.limit(
             config.max_requests,
-            config.max_requests_per_tenant or config.max_requests,
+            config.max_requests_of_each,
             config.shared_requests if self._has_tenants else None,
             config.tenant_weights | weights,
             {name: number for name, number in most.items() if number is not None},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,6 +20,8 @@ _MAX_ITEMS = 2**20  # eight million token ids held the interpreter's lock for mo
 _MAX_BRACKETS = 2**19  # six million empty objects held the interpreter's lock for 0.75 s
 
 _SHORT_BODY = 256 * 1024  # about a millisecond
+# What may have to be compiled, for half a second; a name could be written with escapes.
+_TO_COMPILE = re.compile(rb'"(?:response_format|structured_outputs|guided_|tools)|\\u')
 
 Made = TypeVar("Made")
 Body = TypeVar("Body", bound=Fields)
@@ -42,8 +45,8 @@ def _read(body: bytes, schema: type[Body]) -> Body:
 
 
 async def parse_aside(parse: Callable[..., Made], body: bytes, *more: object) -> Made:
-    """Return what `parse` makes of a body; a long one is parsed in a thread."""
-    if len(body) <= _SHORT_BODY:
+    """Return what `parse` makes of a body; one that may take long is parsed in a thread."""
+    if len(body) <= _SHORT_BODY and not _TO_COMPILE.search(body):
         return parse(body, *more)
     return await asyncio.to_thread(parse, body, *more)
 

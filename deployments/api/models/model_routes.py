@@ -98,10 +98,10 @@ class ModelRoutes:
         param = "messages" if body.prompt is None else "prompt"
         asked = body.as_request(model, new_call_id(), request.state.caller)
         async with self._admit(request, body.num_chars, model, param) as settle:
+            asked, _ = await attach_stored(self._library, body.stored, asked, self._config()[0])
             found = await self._service.tokenize(asked)
             settle(0)
-        has_texts = bool(body.return_token_strs)
-        return await asyncio.to_thread(_render_tokens, found, has_texts=has_texts)
+        return await asyncio.to_thread(_render_tokens, found, body)
 
     async def count(
         self, dialect: CountedDialect, usual: Json, told: Json, request: Request
@@ -118,11 +118,15 @@ class ModelRoutes:
         async with self._bodies.body(request, tenant, ("application/json",)) as body:
             fields = await asyncio.to_thread(parse_object, body or b"{}")
         fields = {"model": next(iter(config.cards))} | usual | fields
-        asked, sent = await dialect.read(fields, config, new_call_id(), tenant)
-        sent, _ = await attach_stored(self._library, asked.stored, sent, config)
-        param = asked.field_of("messages") or "messages"
-        async with self._admit(request, 0, sent.model, param) as settle:
-            found = await self._service.tokenize(sent)
+        # Before it is read, for which what it names is loaded: earlier turns, whole documents.
+        async with self._admit(request, 0, None, None) as settle:
+            asked, sent = await dialect.read(fields, config, new_call_id(), tenant)
+            sent, _ = await attach_stored(self._library, asked.stored, sent, config)
+            try:
+                found = await self._service.tokenize(sent)
+            except BadRequest as error:
+                error.param = asked.field_of(error.param or "messages")
+                raise
             settle(0)
         return JSONResponse(told | {"input_tokens": len(found.token_ids)})
 
@@ -135,7 +139,7 @@ class ModelRoutes:
         async with self._admit(request, len(body.tokens), model, "tokens") as settle:
             text = await self._service.detokenize(asked) if body.tokens else ""
             settle(0)
-        return JSONResponse({"prompt": text})
+        return JSONResponse({"prompt": text} | body.receipt)
 
     async def _embed(self, request: Request) -> Response:
         body = await read_fields(self._bodies, request, EmbeddingQuestion)
@@ -144,8 +148,7 @@ class ModelRoutes:
             found = await self._service.embed(request.state.caller, body.input, body.model)
             settle(found.num_tokens)
         self._note(request, found)
-        is_packed = body.encoding_format == "base64"
-        return await asyncio.to_thread(_render_vectors, found, is_packed=is_packed)
+        return await asyncio.to_thread(_render_vectors, found, body)
 
     async def _rerank(self, request: Request) -> Response:
         body = await read_fields(self._bodies, request, RerankQuestion)
@@ -172,6 +175,7 @@ class ModelRoutes:
                 "usage": usage,
                 "results": results,
             }
+            | body.receipt
         )
 
     def _note(self, request: Request, found: TextVectors) -> None:
@@ -208,7 +212,7 @@ class ModelRoutes:
         request: Request,
         num_chars: int,
         model: str | None,
-        param: str,
+        param: str | None,
         embedded: Sequence[str] = (),
     ) -> AsyncIterator[Callable[[int], None]]:
         """Hold a place and count a request into its tenant's quotas, as of chats.
@@ -220,7 +224,7 @@ class ModelRoutes:
             request: The request, whose body is read.
             num_chars: Characters of its texts; a token id counts as one.
             model: The model that it names.
-            param: The field with the texts, which errors name.
+            param: The field with the texts, which errors name; None leaves them as they are.
             embedded: Texts that a model reads, of which a token is a byte at the least.
 
         Raises:
@@ -228,7 +232,7 @@ class ModelRoutes:
             TooManyRequests: The tenant has used up its limits, or holds all its places.
             Overloaded: There is no place.
         """
-        self._config()[0].check_characters(num_chars, model or "", param)
+        self._config()[0].check_characters(num_chars, model or "", param or "")
         most = sum(len(text.encode()) for text in embedded)
         sent = GenerateRequest(new_call_id(), request.state.caller, ())
         async with self._admission.place(sent.tenant):
@@ -244,7 +248,7 @@ class ModelRoutes:
                 used = sum(done)
             except Exception as error:
                 used = None
-                if isinstance(error, BadRequest) and error.param != "model":
+                if param is not None and isinstance(error, BadRequest) and error.param != "model":
                     error.param = param
                 raise
             finally:
@@ -252,22 +256,24 @@ class ModelRoutes:
                     reserved.settle(used)
 
 
-def _render_tokens(found: TokenizedPrompt, *, has_texts: bool) -> Response:
+def _render_tokens(found: TokenizedPrompt, body: Tokenization) -> Response:
     answer: Json = {
         "count": len(found.token_ids),
         "max_model_len": found.max_model_len,
         "tokens": list(found.token_ids),
     }
-    told = {"token_strs": list(found.token_strs)} if has_texts else {}
-    return JSONResponse(answer | told)
+    told = {"token_strs": list(found.token_strs)} if body.return_token_strs else {}
+    return JSONResponse(answer | told | body.receipt)
 
 
-def _render_vectors(found: TextVectors, *, is_packed: bool) -> Response:
+def _render_vectors(found: TextVectors, body: EmbeddingQuestion) -> Response:
     """Return vectors as numbers, or as little-endian float32 in base64, as OpenAI has them."""
     data = []
     for index, vector in enumerate(found.vectors):
         packed = np.asarray(vector, dtype="<f4")
+        is_packed = body.encoding_format == "base64"
         told = base64.b64encode(packed.tobytes()).decode() if is_packed else packed.tolist()
         data.append({"object": "embedding", "index": index, "embedding": told})
     usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
-    return JSONResponse({"object": "list", "data": data, "model": found.model, "usage": usage})
+    answer = {"object": "list", "data": data, "model": found.model, "usage": usage}
+    return JSONResponse(answer | body.receipt)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from deployments.cli.questions.error_words import Asker, advise
+from deployments.cli.questions.error_words import Asker, advise, is_of_option
 from deployments.cli.questions.local_documents import check_sizes
 from deployments.cli.questions.reading_pace import ReadingPace
 from deployments.cli.server.server_client import (
@@ -20,12 +20,13 @@ from deployments.cli.server.server_client import (
     parse_body,
     refuse,
 )
-from deployments.cli.terminal import Waiting, fail, note
+from deployments.cli.terminal import USAGE, Waiting, fail, note
 
 if TYPE_CHECKING:
     import httpx
 
 _PROGRESS = (": reading ", ": embedding ")
+_DECISION = ": decided "
 _LOOK_S = 5.0  # without a byte of the answer, before the server is asked what it waits for
 
 Json = dict[str, Any]
@@ -84,6 +85,7 @@ def stream_answer(
     answer: StreamedAnswer,
     show: Callable[[str], None],
     asker: Asker = "option",
+    warn: Callable[[str], str | None] = lambda _: None,
 ) -> None:
     """Send a question and follow its answer; a refusal or a lost connection ends the command.
 
@@ -97,6 +99,7 @@ def stream_answer(
         answer: What has come is added to it, so that who interrupts has it.
         show: Takes each piece of text.
         asker: How refusals name what was typed.
+        warn: Returns what is to be said before the answer, given why it has its mode.
     """
     import httpx
 
@@ -112,7 +115,8 @@ def stream_answer(
 
     def refuse_in_words(error: Json) -> NoReturn:
         waiting.stop()
-        fail(advise(error, names, num_characters, asker))
+        said = advise(error, names, num_characters, asker)
+        fail(said, USAGE if is_of_option(error) else 1)
 
     request = client.build_request(
         "POST",
@@ -134,7 +138,10 @@ def stream_answer(
             refuse(response.status_code, told)
         for chunk in _chunks(response):
             if isinstance(chunk, str):
-                waiting.say(pace.tell(chunk))
+                if not chunk.startswith(_DECISION):
+                    waiting.say(pace.tell(chunk.removeprefix(": ")))
+                elif not answer.text and (warning := warn(chunk)) is not None:
+                    note(warning)
                 continue
             if "error" in chunk:
                 refuse_in_words(chunk["error"])
@@ -187,12 +194,12 @@ def _look(client: httpx.Client, waiting: Waiting, has_begun: threading.Event) ->
 
 
 def _chunks(response: httpx.Response) -> Iterator[Json | str]:
-    """Yield the chunks and, as strings, the comments that say how far the server is."""
+    """Yield the chunks and, as strings, the comments: how far the server is, and its decision."""
     for line in response.iter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))
-        elif line.startswith(_PROGRESS):
-            yield line.removeprefix(": ")
+        elif line.startswith((*_PROGRESS, _DECISION)):
+            yield line
 
 
 def document_objects(texts: Mapping[str, Any], places: Sequence[int | None] = ()) -> list[Json]:

@@ -18,7 +18,7 @@ from deployments.cli.questions.answer_stream import (
     list_cards,
     stream_answer,
 )
-from deployments.cli.questions.citations import origin, passages, source_objects
+from deployments.cli.questions.citations import origin, passages, source_objects, warn_of_nothing
 from deployments.cli.questions.local_documents import read_documents
 from deployments.cli.questions.question_options import (
     DocumentOption,
@@ -106,8 +106,8 @@ def ask(
     """Ask a question about documents; the answer streams.
 
     A line on standard error says which pages or lines of the documents it is from, that its words
-    do not stand there, or that nothing in them is about the question. With --json one object has
-    text, sources, receipt and usage.
+    do not stand there, or, before the answer too, that nothing in them is about the question. With
+    --json one object has text, sources, nothing_found, receipt and usage.
 
     The models of the default configuration understand only documents that 'rapid sample-document'
     has made. For text of your own, ask another with --model.
@@ -158,6 +158,7 @@ def ask(
                 card,
                 answer,
                 (lambda _: None) if as_json else lambda text: typer.echo(text, nl=False),
+                warn=lambda reason: warn_of_nothing(reason, [] if as_json else [*texts, *kept]),
             )
         finally:
             if answer.text and not as_json:
@@ -170,6 +171,8 @@ def ask(
             {
                 "text": answer.text,
                 "sources": source_objects(answer.receipt, documents),
+                "nothing_found": warn_of_nothing(answer.receipt["reason"], [*documents])
+                is not None,
                 "receipt": answer.receipt,
                 "usage": answer.final.get("usage"),
             }

@@ -19,7 +19,7 @@ from deployments.cli.questions.answer_stream import (
     stream_answer,
 )
 from deployments.cli.questions.ask_command import warn_of_foreign
-from deployments.cli.questions.citations import origin, passages
+from deployments.cli.questions.citations import origin, passages, warn_of_nothing
 from deployments.cli.questions.local_documents import read_documents
 from deployments.cli.questions.question_options import (
     MaxTokensOption,
@@ -140,6 +140,7 @@ class Conversation:
                 answer,
                 lambda text: typer.echo(text, nl=False),
                 "command",
+                lambda reason: warn_of_nothing(reason, [*self._texts]),
             )
         except typer.Exit:  # it has said why
             self.has_failed = True

@@ -21,14 +21,10 @@ def origin(question: str, answer: str, receipt: Json, documents: Documents) -> s
 
     Passages in which its words do not stand were looked at, and do not support it.
     """
-    from rapid.answering.decisions import SAYS_NOTHING
-
     if not documents:
         return None
-    if any(each in receipt["reason"] for each in SAYS_NOTHING):
-        names = [*documents]
-        whose = " or ".join(names) if len(names) < 3 else f"these {len(names)} documents"
-        return f"nothing in {whose} is about this question: check the answer"
+    if (warning := warn_of_nothing(receipt["reason"], [*documents])) is not None:
+        return warning
     if receipt["chunks"]:
         places = "; ".join(_places(receipt["chunks"], documents))
         stand = _find_standing(question, answer, receipt, documents)
@@ -42,6 +38,21 @@ def origin(question: str, answer: str, receipt: Json, documents: Documents) -> s
     is_asked_for = receipt["reason"] == "asked for"
     why = f"mode {receipt['mode']} looks nothing up" if is_asked_for else receipt["reason"]
     return f"no passages are named: {why}"
+
+
+def warn_of_nothing(reason: str, names: Sequence[str]) -> str | None:
+    """Return the warning that documents of these names say nothing of the question, if they do.
+
+    Args:
+        reason: Why the answer has its mode, as its stream and its receipt say it.
+        names: Of the documents; there may be none.
+    """
+    from rapid.answering.decisions import SAYS_NOTHING
+
+    if not names or not any(each in reason for each in SAYS_NOTHING):
+        return None
+    whose = " or ".join(names) if len(names) < 3 else f"these {len(names)} documents"
+    return f"nothing in {whose} is about this question: check the answer"
 
 
 def _find_standing(

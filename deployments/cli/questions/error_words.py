@@ -44,6 +44,13 @@ _ANSWER_TOO_LONG = re.compile(
 _MUCH_TOO_LONG = re.compile(r"prompt has more than the (?P<most>\d+) tokens of the target's")
 
 
+def is_of_option(error: Mapping[str, Any]) -> bool:
+    """Return whether a refusal is of an option's value, and not of how long all is together."""
+    param = error.get("param")
+    is_value = param in _FIELDS and param not in ("rapid.documents", "rapid.file_ids")
+    return is_value and error.get("code") != "context_length_exceeded"
+
+
 def advise(
     error: Mapping[str, Any], names: Sequence[str], num_chars: int = 0, asker: Asker = "option"
 ) -> str:

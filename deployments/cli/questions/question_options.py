@@ -31,7 +31,7 @@ TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 is gr
 SeedOption = Annotated[
     int | None, typer.Option("--seed", help="The same seed gives the same answer.")
 ]
-MaxTokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Longest answer.")]
+MaxTokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Longest answer.", min=1)]
 DocumentOption = Annotated[
     list[Path] | None,
     typer.Option(

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 
-from deployments.cli.addresses import address_of, joins_cluster, url_of, why_taken
+from deployments.cli.addresses import SERVE_MODULE, address_of, joins_cluster, url_of, why_taken
 from deployments.cli.server.server_state import (
     NO_RAY,
     PARTS_OF_RAY,
@@ -30,7 +30,7 @@ from deployments.cli.server.server_state import (
 if TYPE_CHECKING:
     import httpx
 
-SERVE_COMMAND = (sys.executable, "-m", "deployments.cli.server.run_serve")
+SERVE_COMMAND = (sys.executable, "-m", SERVE_MODULE)
 _LOCK, LOG = RUN_FOLDER / "serve.pid", RUN_FOLDER / "serve.log"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _OUR_ERROR = re.compile(r"(?:^|\) )(?:rapid|retrieval|cluster|library|deployments)\.[\w.]+: (.+)")

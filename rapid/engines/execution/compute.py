@@ -25,7 +25,7 @@ from rapid.engines.kv.passages import PassageCache
 from rapid.engines.kv.prefix_cache import as_runs
 from rapid.engines.kv.rings import KeptWindows
 from rapid.engines.work.base import Work
-from rapid.errors import BadRequest, EngineFailed, RapidError
+from rapid.errors import BadRequest, EngineFailed, GrammarTooComplex, RapidError
 from rapid.speculation.fast.step import answer_questions
 from rapid.speculation.questions import Answer, Question
 
@@ -353,10 +353,18 @@ class ComputeThread:
         self._count(cause)
 
     def _end(self, works: list[Work], cause: Exception) -> None:
-        """End the leases of failed work, whose KV may be corrupt; the engine goes on if it can."""
+        """End the leases of failed work, whose KV may be corrupt; the engine goes on if it can.
+
+        Where a grammar has become too complex nothing is corrupt, and the other choices go on.
+        """
+        if isinstance(cause, GrammarTooComplex):
+            with self._state.guard:
+                for work in filter(self._state.is_wanted, works):
+                    self._state.settle(work, cause)
+            return
         leases = {lease.lease_id: lease for work in works for lease in work.leases}
         error: RapidError
-        if isinstance(cause, BadRequest):  # a grammar that became too complex: its own fault alone
+        if isinstance(cause, BadRequest):  # such as a registered rule that fails: the fault of one
             error = cause
         else:
             told = ", ".join(sorted(leases))

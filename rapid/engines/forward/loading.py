@@ -6,12 +6,14 @@ No code of a checkpoint is ever run.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
 from rapid.catalogue import check_weights
 from rapid.checkpoints.facts import ModelFacts, read_model_facts
@@ -180,6 +182,17 @@ def check_memory(*configs: EngineConfig, with_pools: bool = False, num_machines:
     for where, together in needs.items():
         name = ALL_GPUS if where == "balanced" else where
         check_fits(together, name, free_bytes(where))
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Show no bar of transformers within the block: who loads models in a program wants none."""
+    # Unlike `disable_progress_bar` it tells what was there before, and spares bars of downloads.
+    before = set_tqdm_hook(lambda _factory, given, named: EmptyTqdm(*given, **named))
+    try:
+        yield
+    finally:
+        set_tqdm_hook(before)
 
 
 def _load_weights(

@@ -41,7 +41,7 @@ _PLAIN_EVERY = 64  # while drafting gains clearly and plain decoding has several
 _PLAIN_OFTEN = 8  # otherwise
 _CLEAR_GAIN = 1.25  # tokens a second over those of plain decoding
 # How acceptance is learnt.
-_PRIOR = 0.7  # acceptance before anything is judged
+PRIOR = 0.7  # acceptance before anything is judged
 _KEEP = 0.85  # factor on a request's acceptance counts per round
 _MOST_TOKENS = 20.0  # most judged tokens that earlier rounds of an answer weigh,
 _MOST_TOKENS_SHARED = 400.0  # and those of all requests
@@ -58,6 +58,10 @@ class Controller:
         num_left: Most tokens that the answer may still get; None is without limit.
         is_read: Tells whether the drafter has read its prompt; the controller rests before.
         on_rest: Called once, when what is left is too short to pay for another trial.
+
+    Attributes:
+        gain: Expected tokens a second of the round that begins now over those of plain decoding;
+            infinite for one that only measures, and 0 for one that rests.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Controller:
         on_rest: Callable[[], None] = lambda: None,
         clock: Clock = time.perf_counter,
     ) -> None:
+        self.gain = 0.0
         self._num_left = math.inf if num_left is None else num_left
         self._is_read = is_read
         self._on_rest = on_rest
@@ -82,7 +87,7 @@ class Controller:
         self._can_rest = can_rest
         self._clock = clock
         self._shared = costs.acceptance(can_rest=can_rest)
-        self._prior = self._shared.rate(_PRIOR)
+        self._prior = self._shared.rate(PRIOR)
         self._offer_prior = self._shared.offer_rate(1.0)
         self._own = Acceptance()
         self._bucket = LengthBucket()
@@ -95,7 +100,7 @@ class Controller:
         """Return the number of tokens to draft in the round that begins now; 0 rests."""
         self._began = self._clock()  # the choice itself is part of the round's time
         self._bucket = self._costs.at(self._num_context)
-        self._is_probe = False
+        self._is_probe, self.gain = False, 0.0
         can_draft = not self._rests_for_good and self._is_read()
         self._length = self._choose(self._bucket, limit) if can_draft else 0
         return self._length
@@ -126,10 +131,17 @@ class Controller:
                 num_tokens * plain - seconds, _GRACE_TOKENS * plain, is_probe=self._is_probe
             )
 
+    def skip(self, num_tokens: int) -> None:
+        """Pass over a round that another drafter drafted, of which `num_tokens` were committed."""
+        self._num_context += num_tokens
+        self._num_left -= num_tokens
+        self._num_rested += num_tokens
+
     def _choose(self, bucket: LengthBucket, limit: int) -> int:
         if self._can_rest and (limit < 2 or bucket.is_borrowed or not bucket.plain.weight):
             return 0  # a block of one token gains nothing over plain decoding
         if bucket.num_trials < _TRIALS:
+            self.gain = math.inf
             return limit if bucket.num_trials else min(limit, _TRIAL_TOKENS)
         length, rate = self._best(bucket, limit)
         if not self._can_rest:
@@ -144,6 +156,7 @@ class Controller:
         if bucket.since_plain >= patience:
             return 0
         if gain >= _MARGIN:
+            self.gain = gain
             return length
         length = max(length, _TRIAL_TOKENS)
         (seconds,), (tokens,) = self._seconds(bucket, [length]), self._tokens([length])
@@ -151,7 +164,9 @@ class Controller:
         self._is_probe = length <= limit and bucket.balance >= price
         if not self._is_probe:
             self._rest_for_good_below(price, bucket, plain)
-        return length if self._is_probe else 0
+            return 0
+        self.gain = math.inf
+        return length
 
     def _rest_for_good_below(self, price: float, bucket: LengthBucket, plain: float) -> None:
         """Rest for good if all tokens that may follow, decoded plainly, cannot pay `price`."""
@@ -173,15 +188,19 @@ class Controller:
 
     def _tokens(self, lengths: Sequence[int]) -> list[float]:
         """Return ``E``, the expected tokens that a drafted round of each length commits."""
-        accepted, offered = self._own.rate(self._prior), self._own.offer_rate(self._offer_prior)
+        accepted, offered = self._expect()
         share = offered / (1 - accepted)  # a round without a proposal commits one token
         return [1 + share * (accepted - accepted**length) for length in lengths]
 
     def _seconds(self, bucket: LengthBucket, lengths: Sequence[int]) -> list[float]:
         """Return ``R``, the expected seconds of a drafted round of each length."""
-        offered, slope = self._own.offer_rate(self._offer_prior), bucket.drafted.slope
+        (_, offered), slope = self._expect(), bucket.drafted.slope
         start = bucket.drafted.at(0)
         return [start + slope * offered * length for length in lengths]
+
+    def _expect(self) -> tuple[float, float]:
+        """Return the share of drafted tokens to be accepted, and of rounds that propose some."""
+        return self._own.rate(self._prior), self._own.offer_rate(self._offer_prior)
 
     def _plain(self, bucket: LengthBucket) -> float:
         """Return ``P``, the seconds per token of plain decoding."""

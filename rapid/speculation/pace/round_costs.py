@@ -100,6 +100,13 @@ class Acceptance:
         self.asked = self.asked * keep + 1
         self.offered = self.offered * keep + is_offered
 
+    def fade(self, keep: float) -> None:
+        """Multiply all counts by `keep`."""
+        self.judged *= keep
+        self.accepted *= keep
+        self.asked *= keep
+        self.offered *= keep
+
     def rate(self, prior: float) -> float:
         """Return the share of judged draft tokens that were accepted."""
         return (self.accepted + _PRIOR_TOKENS * prior) / (self.judged + _PRIOR_TOKENS)
@@ -174,7 +181,7 @@ class RoundCosts:
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[int, int], LengthBucket] = {}
-        self._acceptance: dict[bool, Acceptance] = {}
+        self._acceptance: dict[tuple[bool, int], Acceptance] = {}
         self._num_growing = 0
 
     @contextmanager
@@ -200,7 +207,10 @@ class RoundCosts:
             self._buckets[length, load] = bucket
         return self._buckets[length, load]
 
-    def acceptance(self, *, can_rest: bool) -> Acceptance:
-        """Return the acceptance of all requests that can rest, or of all that cannot."""
+    def acceptance(self, *, can_rest: bool, kind: int = 0) -> Acceptance:
+        """Return the acceptance of all requests that can rest, or of all that cannot.
+
+        `kind` is that of the drafts, where they are told apart.
+        """
         # More drafts are accepted under the fused distribution than under the target's own.
-        return self._acceptance.setdefault(can_rest, Acceptance())
+        return self._acceptance.setdefault((can_rest, kind), Acceptance())

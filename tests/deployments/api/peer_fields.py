@@ -1,4 +1,4 @@
-"""The fields of chat requests of other servers, as their sources had them.
+"""The fields of requests of other servers, as their sources had them.
 
 Whoever brings a list up to date classifies what is new in it (`test_classification`).
 """
@@ -53,6 +53,38 @@ _LLAMA_CPP = """
     top_k top_n_sigma top_p typical_p verbose xtc_probability xtc_threshold
 """
 
+# vllm/entrypoints/serve/tokenize/protocol.py, commit 030ea52effcb
+_VLLM_TOKENIZE = """
+    add_generation_prompt add_special_tokens chat_template chat_template_kwargs
+    continue_final_message media_io_kwargs messages mm_processor_kwargs model prompt
+    return_token_strs tools
+"""
+# The classes of vllm/entrypoints/pooling/base/protocol.py, commit 020638a6b026, and what older
+# releases had
+_VLLM_POOLING = """
+    add_special_tokens cache_salt mm_processor_kwargs model padding priority request_id
+    truncate_prompt_tokens truncation_side use_activation user
+"""
+_VLLM_EMBEDDINGS = """
+    dimensions embed_dtype encoding_format endianness input messages normalize
+"""
+# What vllm/entrypoints/pooling/score/protocol.py has beside them, commit 08a48e2b51ac
+_VLLM_RERANK = "activation documents query softmax top_n"
+# Cohere's `POST /v1/rerank` and `/v2/rerank`, and Jina's `POST /v1/rerank`, by their references
+_COHERE_RERANK = """
+    documents max_chunks_per_doc max_tokens_per_doc model priority query rank_fields
+    return_documents top_n
+"""
+_JINA_RERANK = "documents model query return_documents return_embeddings top_n truncation"
+
+MODEL_PEERS: dict[str, frozenset[str]] = {
+    "/tokenize": frozenset(_VLLM_TOKENIZE.split()),
+    "/detokenize": frozenset(("model", "skip_special_tokens", "tokens")),  # vLLM's and SGLang's
+    "/v1/embeddings": frozenset((_VLLM_POOLING + _VLLM_EMBEDDINGS).split()),
+    "/v1/rerank": frozenset(
+        " ".join((_VLLM_POOLING, _VLLM_RERANK, _COHERE_RERANK, _JINA_RERANK)).split()
+    ),
+}
 CHAT_PEERS: dict[str, frozenset[str]] = {
     "vLLM": frozenset(_VLLM.split()),
     "SGLang": frozenset(_SGLANG.split()),

@@ -7,10 +7,17 @@ import re
 from typing import Any
 
 import pytest
+from anthropic import types as anthropics
+from anthropic.types.beta import BetaOutputConfigParam, BetaToolParam
 from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsBase
+from openai.types import chat as of_chats
+from openai.types import responses as of_responses
+from openai.types import shared_params
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from openai.types.completion_create_params import CompletionCreateParamsBase as OlderParams
+from openai.types.embedding_create_params import EmbeddingCreateParams
+from openai.types.responses.file_search_tool_param import RankingOptions
 from openai.types.responses.input_token_count_params import InputTokenCountParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
@@ -20,10 +27,16 @@ from deployments.api.dialects.completions.completion_dialect import COMPLETION_F
 from deployments.api.dialects.messages.messages_request import MESSAGES_FIELDS, read_messages
 from deployments.api.dialects.responses.responses_request import RESPONSES_FIELDS, read_body
 from deployments.api.http.field_table import FieldTable
+from deployments.api.models.model_bodies import (
+    Detokenization,
+    EmbeddingQuestion,
+    RerankQuestion,
+    Tokenization,
+)
 from deployments.config.api_config import ApiConfig
 from rapid.constraints.structured_outputs import compile_schema
 from rapid.errors import BadRequest
-from tests.deployments.api.peer_fields import CHAT_PEERS
+from tests.deployments.api.peer_fields import CHAT_PEERS, MODEL_PEERS
 
 REFUSED: dict[str, Any] = {
     "add_generation_prompt": False,
@@ -156,6 +169,7 @@ def test_every_field_of_other_servers_is_classified(server: str) -> None:
         (MESSAGES_FIELDS, MessageCreateParamsBase),
         (MESSAGES_FIELDS, MessageCountTokensParams),
         (COMPLETION_FIELDS, OlderParams),
+        (EmbeddingQuestion.table(), EmbeddingCreateParams),
     ],
 )
 def test_every_field_of_the_sdks_is_classified_in_other_dialects(
@@ -165,6 +179,105 @@ def test_every_field_of_the_sdks_is_classified_in_other_dialects(
     assert {name for name in names if table.find_class(name) is None} == set()
     assert not {*table.honoured} & {*table.refused, *table.ignored, *table.renamed}
     assert not {*table.refused} & {*table.ignored, *table.renamed}
+
+
+@pytest.mark.parametrize(
+    ("table", "path", "fields"),
+    [
+        (CHAT_FIELDS, "messages", of_chats.ChatCompletionDeveloperMessageParam),
+        (CHAT_FIELDS, "messages", of_chats.ChatCompletionSystemMessageParam),
+        (CHAT_FIELDS, "messages", of_chats.ChatCompletionUserMessageParam),
+        (CHAT_FIELDS, "messages", of_chats.ChatCompletionAssistantMessageParam),
+        (CHAT_FIELDS, "messages", of_chats.ChatCompletionToolMessageParam),
+        (CHAT_FIELDS, "stream_options", of_chats.ChatCompletionStreamOptionsParam),
+        (COMPLETION_FIELDS, "stream_options", of_chats.ChatCompletionStreamOptionsParam),
+        (CHAT_FIELDS, "tools", of_chats.ChatCompletionFunctionToolParam),
+        (CHAT_FIELDS, "tools.function", shared_params.FunctionDefinition),
+        (RESPONSES_FIELDS, "tools", of_responses.FileSearchToolParam),
+        (RESPONSES_FIELDS, "tools", of_responses.FunctionToolParam),
+        (RESPONSES_FIELDS, "tools.ranking_options", RankingOptions),
+        (RESPONSES_FIELDS, "reasoning", shared_params.Reasoning),
+        (RESPONSES_FIELDS, "text", of_responses.ResponseTextConfigParam),
+        (MESSAGES_FIELDS, "messages.content", anthropics.TextBlockParam),
+        (MESSAGES_FIELDS, "messages.content", anthropics.DocumentBlockParam),
+        (MESSAGES_FIELDS, "messages.content", anthropics.ToolUseBlockParam),
+        (MESSAGES_FIELDS, "messages.content", anthropics.ToolResultBlockParam),
+        (MESSAGES_FIELDS, "messages.content", anthropics.ThinkingBlockParam),
+        (MESSAGES_FIELDS, "messages.content", anthropics.RedactedThinkingBlockParam),
+        (MESSAGES_FIELDS, "output_config", BetaOutputConfigParam),
+        (MESSAGES_FIELDS, "system", anthropics.TextBlockParam),
+        (MESSAGES_FIELDS, "thinking", anthropics.ThinkingConfigAdaptiveParam),
+        (MESSAGES_FIELDS, "thinking", anthropics.ThinkingConfigEnabledParam),
+        (MESSAGES_FIELDS, "tool_choice", anthropics.ToolChoiceAnyParam),
+        (MESSAGES_FIELDS, "tool_choice", anthropics.ToolChoiceToolParam),
+        (MESSAGES_FIELDS, "tools", BetaToolParam),
+    ],
+)
+def test_every_field_within_a_field_is_classified(
+    table: FieldTable, path: str, fields: Any
+) -> None:
+    for name in path.split("."):
+        table = table.nested[name]
+    assert {name for name in fields.__annotations__ if table.find_class(name) is None} == set()
+    assert not {*table.honoured} & {*table.refused, *table.ignored}
+    assert not {*table.refused} & {*table.ignored}
+
+
+@pytest.mark.parametrize(
+    ("path", "table"),
+    [
+        ("/tokenize", Tokenization.table()),
+        ("/detokenize", Detokenization.table()),
+        ("/v1/embeddings", EmbeddingQuestion.table()),
+        ("/v1/rerank", RerankQuestion.table()),
+    ],
+)
+def test_every_field_of_other_servers_is_classified_where_nothing_is_generated(
+    path: str, table: FieldTable
+) -> None:
+    assert {name for name in MODEL_PEERS[path] if table.find_class(name) is None} == set()
+    assert not {*table.honoured} & {*table.refused, *table.ignored}
+    assert not {*table.refused} & {*table.ignored}
+
+
+def test_what_is_ignored_within_a_field_is_named_once_and_what_is_refused_by_its_place() -> None:
+    messages = [{"role": "user", "content": "Hi", "name": "Ann", "x": 1}] * 2
+    tools = [{"type": "function", "function": {"name": "f", "cache": True}}]
+    asked = parse({"messages": messages, "tools": tools})
+    assert asked.as_generate_request("r", "t").ignored == (
+        "messages[].name", "messages[].x", "tools[].function.cache",
+    )  # fmt: skip
+    said = [*messages, {"role": "assistant", "content": "{", "prefix": True}]
+    with pytest.raises(BadRequest, match="is not supported yet: leave it out") as refused:
+        parse({"messages": said})
+    assert refused.value.param == "messages[2].prefix"
+    said[-1] |= {"prefix": False, "audio": None}
+    assert parse({"messages": said}) == parse({"messages": said})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
+        ({"tools": [{"type": "function", "name": "f", "async": True}]}, "tools[0].async"),
+        (
+            {"tools": [{"type": "file_search", "ranking_options": {"hybrid_search": {}}}]},
+            "tools[0].ranking_options.hybrid_search",
+        ),
+    ],
+)
+def test_what_a_response_cannot_have_is_refused_by_its_place(fields: Any, param: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read_body({"model": "m", "input": "Hi"} | fields)
+    assert (refused.value.param, refused.value.code) == (param, "unsupported")
+
+
+def test_a_response_names_what_it_ignores_within_fields() -> None:
+    given = {"reasoning": {"summary": "auto"}, "text": {"verbosity": "medium", "tone": "warm"}}
+    given |= {"tools": [{"type": "function", "name": "f", "defer_loading": True}]}
+    _, ignored = read_body({"model": "m", "input": "Hi"} | given)
+    assert ignored == ("reasoning.summary", "text.tone", "tools[].defer_loading")
 
 
 @pytest.mark.parametrize(

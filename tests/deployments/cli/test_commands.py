@@ -41,7 +41,7 @@ class TestHelp:
 
     def test_paragraphs_flow_whatever_the_lines_of_their_docstrings(self):
         shown = rapid("ask", "-h", env={"COLUMNS": "300"}).output
-        assert "there, or that nothing in them is about the question. With --json" in shown
+        assert "answer too, that nothing in them is about the question. With --json" in shown
 
     def test_the_program_tells_its_exit_statuses_and_completes_itself(self):
         shown = " ".join(rapid("-h").output.split())
@@ -51,6 +51,17 @@ class TestHelp:
 
     def test_what_is_typed_wrong_has_its_own_status(self):
         assert rapid("ask").exit_code == rapid("no-such-command").exit_code == 2
+
+    def test_all_that_is_missing_is_told_at_once(self):
+        said = " ".join(rapid("plan", "--context", "9").stderr.split())
+        assert "Missing options '--target', '--drafter', '--gpu'." in said
+        assert "Missing option '--gpu'." in " ".join(
+            rapid("plan", "--target", "a", "--drafter", "b", "--context", "9").stderr.split()
+        )
+
+    @pytest.mark.parametrize("command", [[], *COMMANDS], ids=" ".join)
+    def test_a_flag_shows_no_type(self, command):
+        assert "<bool>" not in rapid(*command, "--help").output
 
     def test_it_says_what_the_embedded_models_understand(self):
         for command in ([], ["ask"], ["sample-document"]):

@@ -18,6 +18,7 @@ from rapid.errors import (
     BadRequest,
     DrafterUnavailable,
     EngineFailed,
+    GrammarTooComplex,
     LeaseNotFound,
     OutOfStep,
     RapidError,
@@ -82,6 +83,7 @@ def remote(cause: Exception) -> BaseException:
         (remote(ValueError("a bug")), EngineFailed),
         (remote(OutOfStep("a verdict for another position")), OutOfStep),
         (remote(BadRequest("the block holds a token id beyond the vocabulary")), EngineFailed),
+        (remote(GrammarTooComplex("too many states")), GrammarTooComplex),
     ],
 )
 async def test_a_failed_verify_tells_whose_failure_it_is(

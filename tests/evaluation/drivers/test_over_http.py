@@ -172,6 +172,10 @@ async def test_a_server_is_asked_for_what_its_own_drafter_does(system, drafts):
             {"mode": "plain", "reason": "no drafter could be had"},
             "as plain, not lossless: no drafter could be had",
         ),
+        (
+            {"mode": "lossless", "is_fallback": True, "reason": "no drafter: from its own text"},
+            "as lossless, not lossless: no drafter: from its own text",
+        ),
         ({"mode": "lossless", "plain_from": (3,)}, "lost its drafter at token 3"),
     ],
 )

@@ -15,7 +15,7 @@ from rapid.answering.answers import (
     merge_answers,
 )
 from rapid.checkpoints.text import ChatText
-from rapid.errors import TargetUnavailable
+from rapid.errors import GrammarTooComplex, TargetUnavailable
 from rapid.events import CallDelta, Finished, GenerationEvent, Started, TextDelta, TokenText
 from rapid.messages import TokenLogprobs, Verdict
 
@@ -47,6 +47,28 @@ async def test_the_last_delta_has_the_reason(chat_text: ChatText) -> None:
     assert "".join(delta.text for delta in deltas) == "the harbor of the north"
     assert [delta.finish_reason for delta in deltas] == [None, "length"]
     assert answer.is_finished
+
+
+async def test_an_answer_whose_grammar_becomes_too_complex_is_cut_with_what_was_held(
+    chat_text: ChatText,
+) -> None:
+    """Other errors are not its own, and end all."""
+    ids = chat_text.encode("the harbor of the north")
+
+    async def fail(error: Exception) -> AsyncIterator[Verdict]:
+        yield verdict(0, ids, logprobs=tuple(TokenLogprobs(each, -0.5) for each in ids))
+        raise error
+
+    answer = GrowingAnswer(0, chat_text, ("north pole",), max_tokens=2 * len(ids))
+    deltas = [each async for each in answer.follow(fail(GrammarTooComplex("too many states")))]
+    assert "".join(each.text for each in deltas if isinstance(each, TextDelta)) == (
+        "the harbor of the north"
+    )
+    assert deltas[-1] == TextDelta(0, "north", (), "length")
+    assert answer.is_finished
+    with pytest.raises(TargetUnavailable):
+        async for _ in GrowingAnswer(0, chat_text, (), 99).follow(fail(TargetUnavailable("gone"))):
+            pass
 
 
 async def test_every_delta_has_the_tokens_since_the_last(chat_text: ChatText) -> None:

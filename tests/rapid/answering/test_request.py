@@ -21,6 +21,7 @@ from rapid.errors import (
     BadRequest,
     DrafterUnavailable,
     EngineFailed,
+    Overloaded,
     PromptTooLong,
     RetrievalUnavailable,
 )
@@ -276,6 +277,38 @@ async def test_prompt_lookup_drafts_without_pool_or_retriever(mode: str, site: s
     assert {"drafted", "corrected", "target"} == set(end.explanation.origins[0])
     assert end.choices[0].accepted > 5
     assert end.explanation.drafter_prompt_ids == ()
+
+
+@pytest.mark.parametrize("site", ["target", "orchestrator"])
+@pytest.mark.parametrize("lacks", ["drafter", "retriever"])
+async def test_lossless_is_drafted_from_the_text_where_there_is_nobody_else(
+    lacks: str, site: str
+) -> None:
+    app = LocalApplication(draft_length="measured", acceptance_site=site)
+    if lacks == "drafter":
+        app.drafter.fail = Overloaded("The queue of the Drafter pool is full.", 7.2)
+    else:
+        app.retriever.fail = ValueError("away")
+    end_of_answer = ChatText.load("embedded:target").decode(script(5, 60)[10:])
+    asked = question(
+        "r", mode="lossless", text=end_of_answer, documents=ATLAS, seed=5, max_tokens=60,
+        explain=True,
+    )  # fmt: skip
+    events = await app.answered(asked)
+    end = receipt(events)
+    cause = {"drafter": "no drafter", "retriever": "retrieval lost"}[lacks]
+    assert (end.mode, end.contract, end.cause) == ("lossless", "target", cause)
+    assert (end.is_fallback, end.plain_from, end.failovers) == (True, (None,), ())
+    assert tokens(events) == script(5, 60)
+    (choice,) = end.choices
+    assert choice.accepted > 5
+    assert "on with drafts from its own text; of " in end.reason
+    assert end.reason.endswith(f"{choice.drafted} tokens that the text itself drafted "
+        f"{choice.accepted} were kept")  # fmt: skip
+    for changed in ({"coupling": "maximal"}, {"refresh": True}):
+        other = replace(asked.speculation, **changed)
+        other_end = receipt(await app.answered(replace(asked, speculation=other)))
+        assert (other_end.mode, other_end.choices[0].drafted) == ("plain", 0)
 
 
 @pytest.mark.parametrize("mode", ["fused", "paper", "rag"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rapid.calling import call_reader
 from rapid.calling.call_forms import (
     GLM,
     GPT_OSS,
@@ -100,6 +102,14 @@ def test_what_models_write_instead_is_read_too(form: CallForm, text: str, calls:
         (HERMES, '<tool_call>\n{"name": "f", "arg'),
         (HERMES, '<tool_call>{"name": ["f"]}</tool_call>'),
         (HERMES, "  spaces \n stay  "),
+        (HERMES, '<tool_call>{"id":' + "[" * 3000),
+        (HERMES, '<tool_call>{"id":' + "[" * 3000 + "]" * 3000 + "}"),
+        (HERMES, '<tool_call>{"name": "' + "f" * 400 + '", "arguments": {}}'),
+        (HERMES, "<tool_call>" + " " * 300 + '{"name": "f", "arguments": {}}'),
+        (HERMES, '<tool_call>{"id": "}", "name": 1] {"name": "f"}'),
+        (NEW_MISTRAL, "[TOOL_CALLS]" + "[CALL_ID" * 60),
+        (MISTRAL, '[TOOL_CALLS] [{"type": "function"}]'),
+        (LLAMA, '{"id":' + "[" * 3000),
         (LLAMA, '{"answer": {"name": "f", "parameters": {}}}'),
         (LLAMA, '{"name": "Ada", "parameters": {}} was she.'),
         (LLAMA, '<|python_tag|>brave_search.call(query="a")'),
@@ -119,6 +129,50 @@ def test_what_models_write_instead_is_read_too(form: CallForm, text: str, calls:
 def test_what_only_looks_like_a_call_is_text_and_whole(form: CallForm, text: str):
     assert read(form, text) == (text, [])
     assert read(form, text, [len(text)]) == (text, [])
+
+
+@pytest.mark.parametrize("num_items", [9, 2000])
+def test_a_call_in_another_order_is_parsed_when_its_end_has_come(
+    num_items: int, monkeypatch: pytest.MonkeyPatch
+):
+    tried = list[int]()
+    read_object = call_reader._read_object
+    monkeypatch.setattr(
+        call_reader, "_read_object", lambda text: tried.append(len(text)) or read_object(text)
+    )
+    arguments = json.dumps({"a": ["}", "\\", '"', {"b": {}}] * num_items})
+    call = f'{{"id": "1", "arguments": {arguments}, "name": "f"}}'
+    assert read(HERMES, f"<tool_call>{call}</tool_call>") == ("", [("f", arguments)])
+    assert tried == [len(call)]
+    mistral = f'[TOOL_CALLS] [{call}, {{"name": "f", "arguments": {{}}}}, {call}]'
+    assert read(MISTRAL, mistral)[1] == [("f", arguments), ("f", "{}"), ("f", arguments)]
+    assert len(tried) == 3
+
+
+def test_a_head_that_does_not_end_is_read_but_once(monkeypatch: pytest.MonkeyPatch):
+    """What is looked at again at each push has a bounded length."""
+    looked = list[int]()
+
+    class Looking:
+        def __init__(self, pattern: re.Pattern[str]) -> None:
+            self.pattern = pattern
+
+        def match(self, text: str) -> re.Match[str] | None:
+            looked.append(len(text))
+            return self.pattern.match(text)
+
+    for name in ("_HEAD", "_FIRST_KEY", "_NAMED_HEAD", "_NO_NAMED_HEAD"):
+        monkeypatch.setattr(call_reader, name, Looking(getattr(call_reader, name)))
+    for form, text in (
+        (HERMES, '<tool_call>{"id": ["' + "a, " * 2000),
+        (LLAMA, '{"id": "' + "a" * 4000),
+        (NEW_MISTRAL, "[TOOL_CALLS]" + "f" * 4000),
+    ):
+        looked.clear()
+        assert read(form, text) == (text, [])
+        assert 0 < max(looked) <= call_reader.MOST_HEAD
+    long_name = "<tool_call>\n<function=f>\n<parameter=" + "a" * 4000
+    assert read(QWEN_CODER, long_name)[1] == [("f", "{}")]
 
 
 def test_text_behind_calls_and_calls_that_are_cut():
@@ -211,6 +265,8 @@ def test_values_between_tags_are_of_the_types_of_the_schema(way: str, cuts: list
         (GLM, "<tool_call>g\n</tool_call>"),
         (GLM, "<tool_call>no such, no</tool_call>"),
         (GLM, "a <tool_call>f"),
+        (GLM, f"<tool_call>{'f' * 400}\n"),
+        (QWEN_CODER, f"<tool_call>\n<function={'f' * 400}>"),
     ],
 )
 def test_what_only_looks_like_a_tagged_call_is_text(form: CallForm, text: str):

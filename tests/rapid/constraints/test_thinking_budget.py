@@ -27,6 +27,18 @@ class Counter(Shaping):
 
     def __init__(self) -> None:
         self.num = 0
+        self.prepared = set[int]()
+
+    @override
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        wanted = range(10 + self.num, 10 + self.num + len(token_ids))
+        same = (one == other for one, other in zip(token_ids, wanted, strict=True))
+        return next((at for at, is_same in enumerate(same) if not is_same), len(token_ids))
+
+    @override
+    def prepare(self, token_ids: Sequence[int], num_rows: int) -> None:
+        last = self.num + len(token_ids)
+        self.prepared = set(range(last - num_rows + 1, last + 1))
 
     @override
     def shape(self, row: torch.Tensor) -> torch.Tensor:
@@ -63,6 +75,35 @@ def find_allowed(rule: ThinkingRule, said: list[int], *, has_grammar: bool) -> s
     return {10 + len(answer)} if has_grammar else everything
 
 
+def count_allowed(
+    rule: ThinkingRule, said: list[int], tried: list[int], *, has_grammar: bool
+) -> int:
+    """The definition: how many tokens come before the first one that may not."""
+    for count, token in enumerate(tried):
+        if token not in find_allowed(rule, said + tried[:count], has_grammar=has_grammar):
+            return count
+    return len(tried)
+
+
+def check_prepared(
+    shaping: ThinkingShaping, rule: ThinkingRule, said: list[int], drafted: list[int], num_rows: int
+) -> None:
+    """The grammar is told of exactly those rows that come in the answer."""
+    grammar = shaping._grammar
+    assert isinstance(grammar, Counter)
+    grammar.prepared = set()
+    shaping.prepare(drafted, num_rows)
+    told, first = said + drafted, 0 if rule.is_open else 1
+    begins: int | None = None
+    if not rule.is_open and told[:1] != [OPENING]:
+        begins = 0
+    elif CLOSING in told[first:]:
+        begins = told.index(CLOSING, first) + 1
+    rows = range(len(told) - num_rows + 1, len(told) + 1)
+    wanted = {row - begins for row in rows if begins is not None and row >= begins}
+    assert grammar.prepared == wanted
+
+
 @pytest.mark.parametrize("has_grammar", [True, False])
 @pytest.mark.parametrize("is_open", [True, False])
 @pytest.mark.parametrize("budget", [None, 0, 1, 4])
@@ -83,6 +124,12 @@ def test_rows_allow_what_is_defined_however_the_answer_got_there(
             drafted = list[int]()
             for _ in range(rng.randint(0, 4)):
                 drafted.append(draw(said + drafted))
+            if has_grammar:
+                check_prepared(shaping, rule, said, drafted, rng.randint(1, len(drafted) + 1))
+            tried = drafted + [rng.choice([OPENING, CLOSING, EOS, 7, 10, 11])] * rng.randint(0, 2)
+            assert shaping.count_allowed(tried) == count_allowed(
+                rule, said, tried, has_grammar=has_grammar
+            )
             rows = shape_rows(shaping, torch.randn(len(drafted) + 1, VOCAB), drafted)
             for index, row in enumerate(rows):
                 want = find_allowed(rule, said + drafted[:index], has_grammar=has_grammar)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
+from random import Random
 
 import numpy as np
 import pytest
@@ -16,7 +18,12 @@ from rapid.errors import ConfigurationError
 from rapid.messages import Verdict
 from rapid.speculation.acceptance import acceptance_probability, decode_token, judge, residual
 from rapid.speculation.draw import Draw
-from rapid.speculation.lookup import MAX_NGRAM, PromptIndex, PromptLookupDrafter
+from rapid.speculation.lookup import (
+    LEAST_MATCH,
+    LONGEST_MATCH,
+    PromptIndex,
+    PromptLookupDrafter,
+)
 from rapid.speculation.loop import speculate
 from rapid.speculation.sampling import probabilities
 from rapid.speculation.statistics import RoundStatistics
@@ -28,19 +35,28 @@ PROMPT = [0, 1, 2, 0, 1]
 
 
 def scanned(text: list[int], num_tokens: int) -> list[int]:
-    """The specification: the tokens after the latest earlier occurrence of the longest suffix."""
-    for size in range(MAX_NGRAM, 0, -1):
+    """The specification: what follows the latest earlier occurrence of the longest suffix."""
+    for size in range(LONGEST_MATCH, LEAST_MATCH - 1, -1):
         for stop in range(len(text) - 1, size - 1, -1):
             if text[stop - size : stop] == text[-size:]:
-                return text[stop : stop + num_tokens]
+                drafted: list[int] = []
+                for place in range(stop, stop + min(num_tokens, 2 * size)):
+                    drafted.append((text + drafted)[place])
+                return drafted
     return []
+
+
+def texts(least: int, most: int) -> st.SearchStrategy[list[int]]:
+    """Texts of three tokens, drawn from a seed: strategies for lists seldom make long ones."""
+    sizes = st.integers(least, most)
+    return st.builds(lambda n, seed: Random(seed).choices(range(3), k=n), sizes, st.integers(0))
 
 
 @settings(max_examples=300)
 @given(
-    prompt=st.lists(st.integers(0, 3), min_size=1, max_size=40),
-    rounds=st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=6),
-    num_tokens=st.integers(1, 5),
+    prompt=texts(1, 90),
+    rounds=st.lists(texts(0, 40), max_size=6),
+    num_tokens=st.integers(1, 9),
 )
 def test_a_draft_is_what_a_scan_of_the_text_finds(prompt, rounds, num_tokens):
     index = PromptIndex(prompt)
@@ -57,6 +73,21 @@ def test_a_draft_is_what_a_scan_of_the_text_finds(prompt, rounds, num_tokens):
         assert last.token_ids.tolist() == scanned(text, num_tokens)
         assert last.candidate_ids.tolist() == [[token] for token in last.token_ids]
         assert last.candidate_probs.tolist() == [[1.0]] * len(last)
+        assert len(last) == min(num_tokens, drafter.longest)
+
+
+def test_what_repeats_itself_without_end_is_found_in_time():
+    """A text of one token, where every place matches: only so many are compared."""
+    drafter = PromptLookupDrafter(PromptIndex([3] * 100_000), committed=[3] * 5_000)
+    began = time.process_time()
+    for _ in range(50):
+        drafter.commit([3])
+        assert drafter.draft(None, 64).token_ids.tolist() == [3] * 64
+    other = PromptLookupDrafter(PromptIndex([3] * 100_000 + [4] + [3] * 9))
+    for _ in range(50):
+        other.commit([4, 3])
+        assert other.longest > 0
+    assert time.process_time() - began < 1.0
 
 
 def test_ids_of_a_large_vocabulary_do_not_collide():

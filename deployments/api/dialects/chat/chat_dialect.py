@@ -138,6 +138,8 @@ class ChatReply:
                     for chunk in self._tell_prompt(event):
                         yield _chunk(chunk, cursor)
             elif isinstance(event, Started):
+                if self._asked.says_progress:
+                    yield self._comment(f"decided {event.mode}: {event.reason}")
                 self._reads_since = self._clock()
                 for chunk in self._tell_prompt(Reading(0, event.prompt_tokens)):
                     yield _chunk(chunk, cursor)

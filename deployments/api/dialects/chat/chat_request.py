@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -154,6 +154,25 @@ class RapidOptions(MethodFields):
     progress: bool | None = None
 
 
+def names_in(
+    messages: Sequence[ChatMessage], rapid: RapidOptions | None = None
+) -> StoredNames | None:
+    """Return the stored documents that messages and the options name; None for none."""
+    rapid = rapid or RapidOptions()
+    in_messages = [each for message in messages for each in message.file_ids]
+    places: dict[str, int] = {}
+    for number, message in enumerate(messages):
+        for each in message.file_ids if message.role == "user" else ():
+            places.setdefault(each, number)
+    names = StoredNames(
+        tuple(dict.fromkeys([*in_messages, *(rapid.file_ids or ())])),
+        tuple(dict.fromkeys(rapid.vector_store_ids or ())),
+        rapid.filters,
+        places,
+    )
+    return names if names.file_ids or names.store_ids else None
+
+
 def _without_vllms_all(top_k: object) -> object:
     """Return `top_k` with vLLM's spellings of "all tokens", 0 and -1, as None."""
     is_number = isinstance(top_k, int) and not isinstance(top_k, bool)
@@ -265,19 +284,7 @@ class ChatRequest(StreamedFields, ToolSettings, ThinkingFields):
     @property
     def stored(self) -> StoredNames | None:
         """The stored documents that the request names; None for none."""
-        rapid = self.rapid or RapidOptions()
-        in_messages = [each for message in self.messages for each in message.file_ids]
-        places: dict[str, int] = {}
-        for number, message in enumerate(self.messages):
-            for each in message.file_ids if message.role == "user" else ():
-                places.setdefault(each, number)
-        names = StoredNames(
-            tuple(dict.fromkeys([*in_messages, *(rapid.file_ids or ())])),
-            tuple(dict.fromkeys(rapid.vector_store_ids or ())),
-            rapid.filters,
-            places,
-        )
-        return names if names.file_ids or names.store_ids else None
+        return names_in(self.messages, self.rapid)
 
     @property
     def num_chars(self) -> tuple[int, int]:

@@ -11,10 +11,16 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from deployments.api.dialects.chat.chat_request import ChatRequest, RapidOptions, StreamOptions
+from deployments.api.dialects.chat.chat_request import (
+    ChatMessage,
+    ChatRequest,
+    RapidOptions,
+    StreamOptions,
+)
 from deployments.api.http.field_table import FieldTable
 from deployments.api.http.json_bodies import parse_object
 from deployments.config.api_config import ApiConfig
+from rapid.calling.tool_fields import FunctionFields, ToolFields
 from rapid.errors import BadRequest
 from rapid.messages import GenerateRequest
 from rapid.requests import bad_request
@@ -134,8 +140,26 @@ _IGNORED = {
     "sse_ping_interval", "stream_interval", "timings_per_token", "use_audio_in_video", "user",
     "verbose", "xtc_threshold",
 }  # fmt: skip
-_STREAM_FIELDS = FieldTable(StreamOptions.model_fields, {})
-CHAT_FIELDS = FieldTable(ChatRequest.model_fields, _UNSUPPORTED, _IGNORED)
+
+MESSAGES_OF_CHATS = FieldTable(
+    {*ChatMessage.model_fields, "refusal"} - {"file_ids"},
+    # Other servers go on from a message with a `prefix`; an `audio` is of an answer in sounds.
+    {"audio": (), "function_call": ({}, ""), "prefix": (False,)},
+    {"name"},  # of who says it, which chat templates leave out
+)
+TOOLS_OF_CHATS = FieldTable(
+    ToolFields.model_fields, {}, nested={"function": FieldTable(FunctionFields.model_fields, {})}
+)
+CHAT_FIELDS = FieldTable(
+    ChatRequest.model_fields,
+    _UNSUPPORTED,
+    _IGNORED,
+    nested={
+        "messages": MESSAGES_OF_CHATS,
+        "stream_options": FieldTable(StreamOptions.model_fields, {}, {"include_obfuscation"}),
+        "tools": TOOLS_OF_CHATS,
+    },
+)
 
 
 def parse_question(
@@ -168,18 +192,17 @@ def parse_chat_request(body: bytes, config: ApiConfig = _USUAL) -> ChatRequest:
 def check_chat_request(fields: Mapping[str, Any], config: ApiConfig) -> ChatRequest:
     """Validate the fields of a request; errors are those of `parse_chat_request`."""
     refuse_misplaced(fields, ChatRequest)
-    ignored = CHAT_FIELDS.list_ignored(fields)
     for name, entries, most in _count(fields, config):
         if len(entries) > most:
             raise _too_many(name, len(entries), most)
     _check_no_functions(fields.get("messages"))
+    ignored = CHAT_FIELDS.list_ignored(fields)
     try:
         request = ChatRequest.model_validate(fields)
     except ValidationError as error:
         raise bad_request(error, RapidOptions) from None
     _check_sizes(request, config)
-    options = _STREAM_FIELDS.list_ignored(fields.get("stream_options") or {})
-    return request.ignore([*ignored, *(f"stream_options.{each}" for each in options)])
+    return request.ignore(ignored)
 
 
 def refuse_misplaced(fields: Mapping[str, Any], model: type[BaseModel]) -> None:

@@ -51,7 +51,8 @@ class MessagesDialect:
         question = await asyncio.to_thread(read_messages, fields, config)
         temperature = config.card_of(question.chat.model).default_temperature
         with question.renaming.tell():
-            return question, question.chat.as_generate_request(request_id, tenant, temperature)
+            given = request_id, tenant, temperature
+            return question, await asyncio.to_thread(question.chat.as_generate_request, *given)
 
     def render_refusal(self, body: Json) -> Json:
         """Return Anthropic's body, which keeps the field and the code of OpenAI's."""

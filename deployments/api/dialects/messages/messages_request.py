@@ -16,6 +16,7 @@ from deployments.api.dialects.chat.chat_request import ChatRequest
 from deployments.api.dialects.chat.parsing import CHAT_FIELDS, refuse_misplaced
 from deployments.api.dialects.renaming import Renaming
 from deployments.api.http.dialect import StoredNames
+from deployments.api.http.field_table import FieldTable
 from deployments.config.api_config import ApiConfig
 from rapid.errors import BadRequest
 from rapid.requests import MAX_NAME, Fields, Text, bad_request, refuse
@@ -102,7 +103,31 @@ class MessagesRequest(Fields):
 
 _RENAMED = {name: here for name, here in _NAMES_HERE.items() if "." not in name}
 del _RENAMED["thinking_token_budget"]  # vLLM's, which may stand beside an adaptive thinking
-MESSAGES_FIELDS = CHAT_FIELDS.derive(MessagesRequest.model_fields, _UNSUPPORTED, _IGNORED, _RENAMED)
+_BLOCKS = FieldTable(  # of all kinds
+    {"type", "text", "source", "title", "citations", "context", "id", "name", "input", "thinking"}
+    | {"tool_use_id", "content", "is_error"},
+    {},
+    {"cache_control", "caller", "data", "signature", "toolset_name"},
+)
+_TOOLS = FieldTable(
+    {"type", "name", "description", "input_schema", "strict"},
+    {"allowed_callers": (["direct"],), "input_examples": ([],)},
+    {"cache_control", "defer_loading", "eager_input_streaming"},
+)
+MESSAGES_FIELDS = CHAT_FIELDS.derive(
+    MessagesRequest.model_fields,
+    _UNSUPPORTED,
+    _IGNORED,
+    _RENAMED,
+    {
+        "messages": FieldTable(AnthropicTurn.model_fields, {}, nested={"content": _BLOCKS}),
+        "output_config": FieldTable({"effort", "format"}, {"task_budget": ()}),
+        "system": _BLOCKS,
+        "thinking": FieldTable(ThinkingSettings.model_fields, {}),
+        "tool_choice": FieldTable({"type", "name", "disable_parallel_tool_use"}, {}),
+        "tools": _TOOLS,
+    },
+)
 
 
 @dataclass
@@ -226,7 +251,10 @@ def _gather(gathered: _Gathered, turn: AnthropicTurn, where: str) -> None:
             result = {
                 "role": "tool",
                 "tool_call_id": _text_of(block, "tool_use_id", place),
-                "content": [*_read_texts(block.get("content", ""), f"{place}.content")],
+                "content": [
+                    *_read_failure(block.get("is_error"), f"{place}.is_error"),
+                    *_read_texts(block.get("content", ""), f"{place}.content"),
+                ],
             }
             gathered.messages.append((where, result))
         elif kind == "thinking":
@@ -279,6 +307,14 @@ def _read_document(gathered: _Gathered, block: Mapping[str, Any], place: str) ->
     gathered.sources.append(name)
     gathered.documents.append({"name": name, "text": text})
     return []
+
+
+def _read_failure(is_error: Any, where: str) -> Iterator[Json]:
+    """Yield what tells a model that a call failed, for which chat templates have no field."""
+    if not isinstance(is_error, bool | None):
+        _refuse(where, "must be true or false")
+    if is_error:
+        yield {"type": "text", "text": "The call failed.\n"}
 
 
 def _read_texts(content: Any, where: str) -> Iterator[Json]:

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 
 from starlette.responses import JSONResponse, Response
 
+from deployments.api.dialects.responses.growing_response import LAST_EVENTS
 from deployments.api.dialects.responses.input_items import Json
 from deployments.api.dialects.responses.remembering import Memory
 from deployments.api.dialects.responses.responses_reply import ResponsesReply, frame
@@ -49,13 +50,14 @@ class RunningAnswer:
         self.saved = ("queued", 0)
         self.is_cancelled = False
         self._told: list[bytes] = []
-        self._has_ended = False
+        self._has_last = self._has_ended = False
         self._more = asyncio.Event()
 
     async def tell(self, *events: Json) -> None:
         """Let those who follow have more events."""
         for event in events:
             self._told.append(await self.reply.render_event(event))
+            self._has_last = event["type"] in LAST_EVENTS
         self._wake()
 
     def give_up(self, *, is_cancelled: bool = False) -> None:
@@ -64,10 +66,14 @@ class RunningAnswer:
             self.reply.is_ending, self.is_cancelled = True, is_cancelled
             self.task.cancel()
 
-    def end(self) -> None:
-        """Let those who follow go."""
-        self._has_ended = True
-        self._wake()
+    async def end(self) -> None:
+        """Let those who follow go, with a last event however the answer ended."""
+        try:
+            if not self._has_last:
+                await self.tell(*self.reply.lose())
+        finally:
+            self._has_ended = True
+            self._wake()
 
     def _wake(self) -> None:
         more, self._more = self._more, asyncio.Event()
@@ -177,7 +183,7 @@ class BackgroundAnswers:
             raise
         finally:
             del self._running[reply.id]
-            running.end()
+            await running.end()
 
     async def _renew(self) -> None:
         """Hold the leases of all answers as long as there are any."""

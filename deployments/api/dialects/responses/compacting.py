@@ -90,11 +90,21 @@ class CompactReply(ResponsesReply):
     """The renderer of a summary."""
 
     async def render_whole(self, events: Events) -> Json:
-        """Return what takes the place of what was said."""
+        """Return what takes the place of what was said.
+
+        Raises:
+            BadRequest: The summary was cut: what it lacks would be lost with the rest.
+        """
         response = await super().render_whole(events)
+        if response["incomplete_details"] is not None:
+            reason = response["incomplete_details"]["reason"]
+            most = response["usage"]["output_tokens"]
+            message = f"The summary does not end within {most} tokens: compact fewer items at once."
+            raise BadRequest(message, "input", reason)
         said = [*self._asked.past.items, *self._asked.items[:-1]]
         told = [each for each in said if each.get("role") == "user"]
-        text = "".join(each["content"][0]["text"] for each in response["output"])
+        answered = [each for each in response["output"] if each["type"] == "message"]
+        text = "".join(each["content"][0]["text"] for each in answered)
         told.append({"type": "compaction", "encrypted_content": seal(text)})
         kept = ("id", "created_at", "usage", "metrics", "rapid")
         return {

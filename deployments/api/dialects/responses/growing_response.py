@@ -14,6 +14,9 @@ from deployments.api.dialects.responses.input_items import Json
 Step = Sequence[int]
 """An item's place in the output, the characters that it grew by, and its log-probabilities."""
 
+LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
+"""The events of which a stream has one, at its end."""
+
 _SEARCH = "response.file_search_call"
 
 
@@ -130,6 +133,7 @@ class GrowingResponse:
         # OpenAI's SDKs know no event for a cancelled response; its status tells it apart.
         kind = "incomplete" if status == "cancelled" else status
         yield self._tell(f"response.{kind}", response=ended)
+        self._number -= 1  # nothing comes after it, but another end may be told instead
 
     def _add_item(self, prefix: str, item: Json) -> Iterator[Json]:
         yield from self._end_item()

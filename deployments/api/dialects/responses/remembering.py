@@ -198,10 +198,10 @@ class Memory:
         Raises:
             LibraryUnavailable: It cannot be known.
         """
-        return (await self.find_end(grown))[0] == "cancelled"
+        return bool((await self.find_end(grown))["status"] == "cancelled")
 
-    async def find_end(self, grown: Growth) -> tuple[str, Json | None]:
-        """Return the status and error with which a response was ended that is not ours any more.
+    async def find_end(self, grown: Growth) -> Json:
+        """Return a response that is not ours any more, as it is kept.
 
         The status is empty where it was deleted.
 
@@ -213,8 +213,8 @@ class Memory:
         try:
             row = await responses.get(grown.tenant, grown.response["id"])
         except UnknownDocument:
-            return "", None
-        return row.response["status"], row.response["error"]
+            return {"status": ""}
+        return row.response
 
     async def end(self, ended: Growth) -> bool:
         """Keep a response in the background as it ended; return whether it was still ours.
@@ -250,12 +250,17 @@ class Memory:
         assert search is not None
         found = await documents.find(asked.tenant, (), search.vector_store_ids, search.filters, ())
         stored = {each.file_id: each for each in found}
+        ranking = search.ranking_options
+        least = -math.inf
+        if ranking is not None and ranking.score_threshold is not None:
+            least = ranking.score_threshold
         hits: list[tuple[ChunkUsed, StoredText]] = []
         for chunk in sorted(receipt.chunks, key=lambda each: -each.score):
             place: Mapping[str, Any] = receipt.places.get(
                 (chunk.document, chunk.start, chunk.end), {}
             )
-            if (known := stored.get(place.get("file_id", ""))) is not None:
+            known = stored.get(place.get("file_id", ""))
+            if known is not None and chunk.score >= least:
                 hits.append((chunk, known))
         hits = hits[: search.max_num_results]
         named = {known.file_id: known.ref for _, known in hits}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,10 +17,11 @@ from deployments.api.dialects.responses.responses_reply import frame
 from deployments.api.files.file_routes import Endpoint, read_cut
 from deployments.api.files.objects import list_of
 from deployments.api.http.event_stream import EventStream
+from library.kept_responses import Progress
 from library.library_access import LibraryAccess
 from library.listing import Cut
 from library.schema import ResponseRow
-from rapid.errors import BadRequest
+from rapid.errors import BadRequest, TooManyRequests
 
 _EVENTS = "text/event-stream"
 _LOOK_S = 0.5  # between two looks at a row that another ingress writes
@@ -29,8 +31,12 @@ _SILENCE = b"\n\n"
 class ResponseRoutes:
     """The endpoints of responses that are kept, or are in the background."""
 
-    def __init__(self, library: LibraryAccess, background: BackgroundAnswers) -> None:
+    def __init__(
+        self, library: LibraryAccess, background: BackgroundAnswers, most_streams: Callable[[], int]
+    ) -> None:
+        """Store where responses are, and a function that returns how many a tenant may follow."""
         self._library, self._background = library, background
+        self._most_streams, self._num_streams = most_streams, Counter[str]()
 
     def endpoints(self) -> Iterator[Endpoint]:
         """Yield the endpoints."""
@@ -50,7 +56,27 @@ class ResponseRoutes:
             message = "starting_after must be the sequence_number of an event."
             raise BadRequest(message, "starting_after", "invalid_value")
         events = self._background.follow(row.id, int(given)) or self._follow(row, int(given))
-        return EventStream(events, _EVENTS, AsyncExitStack(), row.id, tell_error)
+        stack = AsyncExitStack()
+        stack.enter_context(self._room_to_follow(row.tenant))
+        return EventStream(events, _EVENTS, stack, row.id, tell_error)
+
+    @contextmanager
+    def _room_to_follow(self, tenant: str) -> Iterator[None]:
+        """Count a stream, which has no place among the requests: the answer may hold the last one.
+
+        Raises:
+            TooManyRequests: The tenant has as many streams here as it may have.
+        """
+        most = self._most_streams()
+        if self._num_streams[tenant] >= most:
+            what = f"You follow {most} responses here, which is the most that one tenant may"
+            raise TooManyRequests(f"{what}: end one of these streams.")
+        self._num_streams[tenant] += 1
+        try:
+            yield
+        finally:
+            self._num_streams[tenant] -= 1
+            self._num_streams += Counter()  # forgets tenants that have none
 
     async def _follow(self, row: ResponseRow, after: int) -> AsyncIterator[bytes]:
         """Yield the events of a response as its row has them, to its end."""
@@ -59,8 +85,13 @@ class ResponseRoutes:
             yield told or _SILENCE
             if not row.owner:
                 return
+            responses = (await self._library.get()).responses
+            told_of = Progress(row.response["status"], len(row.steps), is_answered=True)
             await asyncio.sleep(_LOOK_S)
-            row = await (await self._library.get()).responses.get(row.tenant, row.id)
+            while await responses.find_progress(row.tenant, row.id) == told_of:
+                yield _SILENCE
+                await asyncio.sleep(_LOOK_S)
+            row = await responses.get(row.tenant, row.id)
 
     async def _delete(self, request: Request) -> Response:
         row = await self._find(request)

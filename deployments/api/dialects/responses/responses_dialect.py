@@ -56,7 +56,8 @@ class ResponsesDialect:
         chat, search, renaming = await asyncio.to_thread(ask, *of_body)
         temperature = config.card_of(chat.model).default_temperature
         with renaming.tell():
-            sent = chat.as_generate_request(request_id, tenant, temperature)
+            given = request_id, tenant, temperature
+            sent = await asyncio.to_thread(chat.as_generate_request, *given)
         question = ResponsesQuestion(
             body=asked,
             chat=chat,

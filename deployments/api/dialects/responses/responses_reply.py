@@ -23,7 +23,7 @@ from deployments.api.dialects.responses.remembering import Memory
 from deployments.api.dialects.responses.responses_request import ResponsesQuestion
 from deployments.api.http.dialect import Events
 from library.running_responses import Growth
-from rapid.errors import BadRequest, EngineFailed
+from rapid.errors import BadRequest, EngineFailed, LibraryUnavailable
 from rapid.events import (
     LENGTH,
     CallDelta,
@@ -36,6 +36,12 @@ from rapid.events import (
 )
 from rapid.ports import Clock
 from rapid.receipt import Receipt
+
+_GONE: Json = {
+    "code": "server_error",
+    "message": "The response is deleted, or could not be kept: ask again.",
+    "retryable": True,
+}
 
 
 class ResponsesReply:
@@ -121,7 +127,11 @@ class ResponsesReply:
         told = [*self._growing.break_off("failed", _as_error(body))]
         self.is_ending = True
         ended = Growth(self._asked.tenant, told[-1]["response"], self._growing.steps)
-        return told if await self._memory.end(ended) else await self._tell_end()
+        return told if await self._memory.end(ended) else [*told[:-1], *await self._tell_end()]
+
+    def lose(self) -> list[Json]:
+        """Return the last events of a response in the background that nobody answers any more."""
+        return [*self._growing.break_off("failed", _GONE)]
 
     async def tell(self, events: Events) -> AsyncIterator[Json | None]:
         """Yield the events of the response, and None in silence or progress."""
@@ -184,11 +194,16 @@ class ResponsesReply:
         return True
 
     async def _tell_end(self) -> list[Json]:
-        """Return the last events of a response in the background that was ended elsewhere."""
-        status, error = await self._memory.find_end(self.growth)
-        return (
-            [*self._growing.break_off(status, error)] if status in ("cancelled", "failed") else []
-        )
+        """Return the last events of a response in the background that is not ours any more."""
+        try:
+            ended = await self._memory.find_end(self.growth)
+        except LibraryUnavailable:
+            return self.lose()
+        if ended["status"] in ("completed", "incomplete"):  # kept, though we were not told so
+            return [*self._growing.end(ended)]
+        if ended["status"] in ("cancelled", "failed"):
+            return [*self._growing.break_off(ended["status"], ended["error"])]
+        return self.lose()
 
     def _observe(self) -> None:
         if self._timing.first_token is None:

@@ -18,6 +18,7 @@ from deployments.api.dialects.renaming import Renaming
 from deployments.api.dialects.responses.input_items import as_messages, check_told
 from deployments.api.files.bodies_of_files import Metadata, RankingOptions
 from deployments.api.http.dialect import StoredNames
+from deployments.api.http.field_table import FieldTable
 from deployments.config.api_config import ApiConfig
 from library.attribute_filters import AttributeFilter
 from rapid.errors import BadRequest
@@ -67,6 +68,7 @@ class FileSearch(_OwnFields):
 
     Attributes:
         max_num_results: The most passages that the answer lists.
+        ranking_options: The least score of these.
     """
 
     type: Literal["file_search"]
@@ -154,8 +156,27 @@ class ResponsesRequest(_OwnFields):
 
 
 _RENAMED = {name: here for name, here in _NAMES_HERE.items() if "." not in name}
+_SEARCH_FIELDS = FieldTable(RankingOptions.model_fields, {"hybrid_search": ()})
+_TOOLS = FieldTable(  # of both kinds
+    {*FileSearch.model_fields, "type", "name", "description", "parameters", "strict"},
+    {"allowed_callers": (["direct"],), "async": (False,)},
+    {"defer_loading", "output_schema"},
+    nested={"ranking_options": _SEARCH_FIELDS},
+)
 RESPONSES_FIELDS = CHAT_FIELDS.derive(
-    ResponsesRequest.model_fields, _UNSUPPORTED, ("return_progress", "stream_options"), _RENAMED
+    ResponsesRequest.model_fields,
+    _UNSUPPORTED,
+    ("return_progress", "stream_options"),
+    _RENAMED,
+    {
+        "reasoning": FieldTable(
+            ReasoningSettings.model_fields,
+            {"context": ("auto",), "mode": ("standard",)},
+            {"generate_summary", "summary"},
+        ),
+        "text": FieldTable(TextOptions.model_fields, {}),
+        "tools": _TOOLS,
+    },
 )
 
 

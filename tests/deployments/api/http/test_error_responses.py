@@ -13,6 +13,7 @@ from retrieval.retrieval_errors import StoreUnavailable
 STATUS = {
     "BadRequest": 400,
     "PromptTooLong": 400,
+    "GrammarTooComplex": 400,
     "BodyTooLarge": 413,
     "BodyTooSlow": 408,
     "UnsupportedEncoding": 415,

@@ -13,7 +13,12 @@ from starlette.requests import Request
 from deployments.api.gate.admission import Admission
 from deployments.api.http import json_bodies
 from deployments.api.http.bodies import Bodies
-from deployments.api.http.json_bodies import parse_object, read_fields, read_priority
+from deployments.api.http.json_bodies import (
+    parse_aside,
+    parse_object,
+    read_fields,
+    read_priority,
+)
 from rapid.errors import BadRequest
 from rapid.requests import Fields
 
@@ -40,6 +45,21 @@ async def test_a_body_with_a_priority_is_parsed_once(monkeypatch: pytest.MonkeyP
     for other in (b'{"n": "priority"}', b'{"priority": '):
         monkeypatch.undo()
         assert await read_priority(other) == (0, other)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_aside"),
+    [
+        (b'{"messages": []}', False),
+        (b'{"response_format": {}}', True),
+        (b'{"guided_regex": "a"}', True),
+        (b'{"t\\u006fols": []}', True),
+        (b'{"a": "' + b"a" * 2**18 + b'"}', True),
+    ],
+)
+async def test_what_may_be_compiled_is_parsed_beside_the_loop(body: bytes, is_aside: bool) -> None:
+    thread = await parse_aside(lambda _: threading.get_ident(), body)
+    assert (thread != threading.get_ident()) == is_aside
 
 
 async def test_bodies_are_validated_beside_the_loop() -> None:

@@ -15,7 +15,14 @@ import pytest
 from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig
 from rapid.errors import RetrievalUnavailable
+from tests.deployments.api.files.test_files_by_sdk import World, world  # pytest.mark.slow
 from tests.deployments.scripted import ScriptedOrchestrator
+
+__all__ = ["world"]
+
+
+HI = {"role": "user", "content": "Hi"}
+LOOK_UP = {"type": "function", "function": {"name": "look_up"}}
 
 
 def app_of(**config: Any) -> Ingress:
@@ -53,6 +60,39 @@ async def test_a_chat_has_those_of_its_template() -> None:
     chat = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
     reply = await post("/tokenize", model="m", messages=chat, add_generation_prompt=True)
     assert reply.json()["count"] == 3
+
+
+async def test_the_tools_and_files_of_a_chat_are_counted_as_a_chat_has_them(world: World) -> None:
+    file_id = await world.upload()
+    await world.ingest()
+    parts = [{"type": "file", "file": {"file_id": file_id}}, {"type": "text", "text": "Hi"}]
+    fields = {
+        "messages": [{"role": "user", "content": parts, "name": "Ann"}],
+        "tools": [{"type": "function", "function": {"name": "look"}}],
+        "mm_processor_kwargs": {"a": 1},
+    }
+    async with http_of(world.app) as http:
+        key = {"authorization": "Bearer sk-a"}
+        reply = await http.post("/tokenize", json=fields, headers=key)
+    assert reply.json()["rapid"] == {"ignored": ["messages[].name", "mm_processor_kwargs"]}
+    (sent,) = world.service.requests
+    assert [each.name for each in sent.documents] == ["doors.txt"]
+    assert sent.messages[0].documents == ("doors.txt",)
+    assert [each.name for each in sent.tools.tools] == ["look"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/detokenize", {"tokens": [97]}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v1/rerank", {"query": "a", "documents": ["a"]}),
+    ],
+)
+async def test_what_is_ignored_is_named(path: str, fields: dict[str, Any]) -> None:
+    assert "rapid" not in (await post(path, **fields)).json()
+    told = (await post(path, **fields, user="u", model=None, x=1)).json()
+    assert told["rapid"] == {"ignored": ["user", "x"]}
 
 
 LOOK: Any = {"name": "look", "input_schema": {"type": "object"}}
@@ -96,6 +136,14 @@ async def test_openais_sdk_counts_the_tokens_of_an_input() -> None:
         await sdk_of(app).responses.input_tokens.count(model="m", input="Hello")
 
 
+@pytest.mark.parametrize("path", ["/v1/responses/input_tokens", "/v1/messages/count_tokens"])
+async def test_a_question_is_admitted_before_it_is_read_to_be_counted(path: str) -> None:
+    async with http_of(app_of(requests_per_minute=1)) as http:
+        assert (await http.post("/tokenize", json={"prompt": "a"})).status_code == 200
+        unreadable = {"messages": 5, "input": 5}
+        assert (await http.post(path, json=unreadable)).status_code == 429
+
+
 async def test_tokens_have_a_text() -> None:
     assert (await post("/detokenize", model="m", tokens=[72, 105])).json() == {"prompt": "Hi"}
     assert (await post("/detokenize", tokens=[])).json() == {"prompt": ""}
@@ -124,6 +172,34 @@ async def test_the_server_says_its_version() -> None:
         ("/v1/embeddings", {"input": [[1, 2]]}, "input", "no token ids"),
         ("/v1/embeddings", {"input": ["a", ""]}, "input", "none of them empty"),
         ("/v1/embeddings", {"input": "a", "dimensions": 5}, "dimensions", "is not supported"),
+        ("/v1/embeddings", {"input": "a", "normalize": False}, "normalize", "is not supported"),
+        (
+            "/v1/embeddings",
+            {"input": "a", "truncate_prompt_tokens": 5},
+            "truncate_prompt_tokens",
+            "is not supported",
+        ),
+        (
+            "/v1/rerank",
+            {"query": "a", "documents": ["a"], "max_tokens_per_doc": 5},
+            "max_tokens_per_doc",
+            "is not supported",
+        ),
+        ("/detokenize", {"tokens": [1], "skip_special_tokens": True}, "skip_special_tokens", "is"),
+        ("/tokenize", {"prompt": "a", "tools": [LOOK_UP]}, "tools", "go with messages"),
+        ("/tokenize", {"messages": [HI], "tools": [{}]}, "tools[0].type", "is missing"),
+        (
+            "/tokenize",
+            {"messages": [HI], "add_special_tokens": True},
+            "add_special_tokens",
+            "goes with prompt",
+        ),
+        (
+            "/tokenize",
+            {"messages": [HI | {"prefix": True}]},
+            "messages[0].prefix",
+            "is not supported",
+        ),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents", "1 to 2048"),
         ("/v1/rerank", {"query": "a", "documents": [{"image": "b"}]}, "documents", "texts only"),
         ("/v1/rerank", {"query": "", "documents": ["a"]}, "query", "must not be empty"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
@@ -281,9 +282,13 @@ class TestAsk:
         for name in ("--mode", "--transfer"):
             refused = rapid("ask", "Who?", "--url", url, name, "x")
             assert refused.exit_code == 2
-            assert "is not one of" in " ".join(refused.stderr.split())
+            said = " ".join(refused.stderr.split())
+            assert f"Invalid value for '{name}': 'x' is not one of" in said
         assert "cannot be read" in rapid("ask", "-d", str(tmp_path / "no"), "Who?").stderr
-        assert "error: --top-p" in rapid("ask", "Who?", "--url", url, "--top-p", "7").stderr
+        for name, value in (("--top-p", "7"), ("--temperature", "9"), ("--max-draft", "0")):
+            refused = rapid("ask", "Who?", "--url", url, name, value)
+            assert (refused.exit_code, refused.stderr.startswith(f"error: {name}")) == (2, True)
+        assert rapid("ask", "Who?", "--url", url, "--max-tokens", "0").exit_code == 2
 
     @pytest.mark.parametrize(
         ("said", "shown"),
@@ -349,6 +354,22 @@ class TestSources:
         said = "nothing in LICENSE is about this question: check the answer\n"
         for chunks in ((), (chunk("No warranty."),)):
             assert asked_with(serve, tmp_path, reason=reason, chunks=chunks).stderr == said
+
+    def test_which_is_said_before_the_answer_where_it_is_known_then(self, serve, tmp_path):
+        path = tmp_path / "LICENSE"
+        path.write_text(LICENSE)
+        reason = "the retrieved passages are not about the question"
+        ended = Finished(replace(receipt(), reason=reason))
+        script = (replace(STARTED, reason=reason), TextDelta(0, "Yes.", (), "stop"), ended)
+        asking = ("ask", "-d", str(path), "May I?", "--url", serve(*script).url)
+        said = "nothing in LICENSE is about this question: check the answer\n"
+        result = rapid(*asking)
+        assert (result.exit_code, result.output) == (0, f"{said}Yes.\n{said}")
+        result = rapid(*asking, "--json")
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert json.loads(result.stdout)["nothing_found"]
+        plain = asked_with(serve, tmp_path, "--json")
+        assert json.loads(plain.stdout)["nothing_found"] is False
 
     def test_an_answer_without_passages_says_why_there_are_none(self, serve, tmp_path):
         result = asked_with(serve, tmp_path, mode="plain", reason="asked for", chunks=())

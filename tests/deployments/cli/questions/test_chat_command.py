@@ -78,7 +78,7 @@ def test_what_is_refused_ends_only_its_question(serve, notes, tmp_path):
 def test_an_answer_that_is_interrupted_stays_as_far_as_it_came(serve, monkeypatch):
     asked: list[dict[str, object]] = []
 
-    def interrupt(client, body, card, answer, show, asker):
+    def interrupt(client, body, card, answer, show, *_):
         asked.append(body)
         if len(asked) == 1:
             answer.text = "Hel"

@@ -63,7 +63,7 @@ def test_lines_of_a_page_of_html_are_those_of_its_text(serve, tmp_path):
 def test_json_is_one_object_with_text_sources_receipt_and_usage(serve, paper):
     result = ask_about(serve, paper, 34, 63, "--json", "--sources", "--stats")
     told = json.loads(result.stdout)
-    assert told.keys() == {"text", "sources", "receipt", "usage"}
+    assert told.keys() == {"text", "sources", "nothing_found", "receipt", "usage"}
     assert (told["text"], told["usage"]["prompt_tokens"]) == ("1904.", 100)
     (source,) = told["sources"]
     assert source["place"] == "paper.pdf, page 2 line 1"

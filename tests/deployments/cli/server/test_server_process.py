@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deployments.cli.addresses import SERVE_MODULE, address_of
 from deployments.cli.server.server_process import CannotStart, ServerProcess, running_pid
 
 
@@ -69,6 +71,25 @@ class TestServerProcess:
             pytest.raises(CannotStart, match="something else"),
         ):
             ServerProcess.start(config)
+
+    def test_a_port_that_another_folders_server_has_is_said_to_be_its(self, config, tmp_path):
+        folder = tmp_path / "elsewhere"
+        folder.mkdir()
+        (folder / "my.yaml").write_text(config.read_text())
+        code = "import sys; print(flush=True); sys.stdin.read()"
+        command = [sys.executable, "-c", code, SERVE_MODULE, "my.yaml"]
+        port = address_of(config)[1]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with (
+            subprocess.Popen(command, cwd=folder, **pipes) as other,  # type: ignore[call-overload]
+            socket.create_server(("127.0.0.1", port)),
+        ):
+            assert other.stdout.readline() == b"\n"
+            with pytest.raises(CannotStart) as refused:
+                ServerProcess.start(config)
+            other.stdin.close()
+        assert f"a RAPID server that was started from {folder} has " in str(refused.value)
+        assert "`rapid stop` there" in str(refused.value)
 
     def test_so_is_that_of_the_metrics(self, config):
         with (

@@ -220,12 +220,34 @@ async def test_a_broken_stream_goes_on_in_the_middle_of_a_call():
             "names 'f', which is none",
         ),
         ({"tools": [NOW], "tool_choice": "required", "min_tokens": 5}, "min_tokens", "contradicts"),
+        ({"tools": [WEATHER, NOW], "min_tokens": 5}, "min_tokens", "contradicts 'strict'"),
+        ({"tools": [WEATHER], "ignore_eos": True}, "ignore_eos", "contradicts 'strict'"),
+        ({"tools": [WEATHER], "bad_words": ["a"]}, "bad_words", "contradicts 'strict'"),
+        ({"tools": [WEATHER], "allowed_token_ids": [1]}, "allowed_token_ids", "contradicts"),
     ],
 )
 def test_tools_that_cannot_be_are_refused_by_their_names(body: Any, param: str, why: str):
     with pytest.raises(BadRequest, match=why) as refused:
         parse(body)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize("num_levels", [101, 600, 900])
+@pytest.mark.parametrize("more", [{"tool_choice": "required"}, {}])
+def test_what_is_nested_too_deeply_is_refused_by_its_place(num_levels: int, more: Any):
+    deep: dict[str, Any] = {}
+    for _ in range(num_levels - 2):  # around which are two more
+        deep = {"items": deep}
+    function = {"name": "f", "parameters": {"properties": {"a": deep}}}
+    with pytest.raises(BadRequest, match="nested too deeply: 100 levels at most") as refused:
+        parse({"tools": [{"type": "function", "function": function}]} | more)
+    assert refused.value.param == "tools[0].function.parameters"
+
+
+@pytest.mark.parametrize("more", [{"min_tokens": 1}, {"ignore_eos": True}])
+def test_tools_without_grammars_contradict_nothing(more: Any):
+    assert parse({"tools": [NOW], **more}).tools is not None
+    assert parse({"tools": [WEATHER], "tool_choice": "none", **more}).tools is None
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "odd"}}])

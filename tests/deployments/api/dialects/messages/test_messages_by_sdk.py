@@ -79,7 +79,7 @@ async def test_messages_are_answered_by_a_message():
         ("assistant", "Ho"),
         ("user", "And now?"),
     ]
-    assert sent.ignored == ("metadata", "service_tier")
+    assert sent.ignored == ("metadata", "service_tier", "system[].cache_control")
     assert (sent.max_tokens, sent.stop, sent.temperature, sent.top_k) == (9, ("X",), 0.5, 3)
 
 
@@ -216,11 +216,31 @@ async def test_a_document_may_be_a_stored_file(world: World):
             "tool_choice.type",
         ),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled"}}, "thinking"),
         ({"thinking": {"type": "often"}}, "thinking.type"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort"),
+        (
+            {"output_config": {"task_budget": {"type": "tokens", "total": 20_000}}},
+            "output_config.task_budget",
+        ),
+        (
+            {"tools": [{"name": "f", "input_schema": {}, "input_examples": [{"a": 1}]}]},
+            "tools[0].input_examples",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_result", "tool_use_id": "c", "is_error": "no"}],
+                    }
+                ]
+            },
+            "messages[0].content[0].is_error",
+        ),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
     ],
 )
@@ -312,6 +332,30 @@ async def test_a_tool_is_used_and_its_result_read(is_streamed: bool):
     assert (first.tools.must_call, first.tools.is_parallel) == (True, False)
     assert [each.role for each in second.messages] == ["user", "assistant", "tool"]
     assert second.messages[1].tool_calls[0].arguments == '{"city": "Oslo"}'
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"content": "No such city.", "is_error": True}, "The call failed.\nNo such city."),
+        ({"is_error": True}, "The call failed.\n"),
+        ({"content": "Rain.", "is_error": False, "toolset_name": "sky"}, "Rain."),
+    ],
+)
+async def test_the_model_is_told_that_a_call_failed(given: Any, told: str):
+    client, service = serve()
+    use = {"type": "tool_use", "id": "c", "name": "weather", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "cache_control": None} | given
+    turns: Any = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    tool: Any = {"name": "weather", "input_schema": {"type": "object"}, "defer_loading": True}
+    answer: Any = await client.messages.create(
+        model="m", max_tokens=9, messages=[*HI, *turns], tools=[tool]
+    )
+    (sent,) = service.requests
+    assert sent.messages[-1].text == told
+    named = ["messages[].content[].toolset_name"] if "toolset_name" in given else []
+    assert list(sent.ignored) == [*named, "tools[].defer_loading"]
+    assert answer.stop_reason == "end_turn"
 
 
 async def test_a_tool_that_cannot_be_used_is_refused_by_its_name():

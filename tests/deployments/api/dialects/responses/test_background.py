@@ -73,6 +73,15 @@ async def follow(client: openai.AsyncOpenAI, response_id: str, after: int = -1) 
     return [event.to_dict() async for event in stream]
 
 
+async def stream_whole(client: openai.AsyncOpenAI) -> list[Any]:
+    """Return the events of a new response in the background, to the end."""
+    return [each.to_dict() async for each in await client.responses.create(**ASK, stream=True)]
+
+
+async def stay_away(*_: Any) -> Any:
+    raise LibraryUnavailable("Away.")
+
+
 async def until_it_says(client: openai.AsyncOpenAI, response_id: str, text: str) -> None:
     said = ""
     while said != text:
@@ -123,6 +132,54 @@ async def test_what_one_ingress_answers_another_shows_and_tells(
     assert [each["sequence_number"] for each in told] == [*range(len(told))]
     await taking._background.finish()
     assert await follow(client, made.id, 4) == told[5:]
+
+
+async def test_who_follows_elsewhere_reads_what_is_said_only_when_it_grows(
+    world: World, elsewhere: Ingress, monkeypatch: pytest.MonkeyPatch
+):
+    answer, client = Halves(world), world.client()
+    made = await client.responses.create(**ASK)
+    await until_it_says(client, made.id, "Hello")
+    responses = (await elsewhere._library.get()).responses  # type: ignore[union-attr]
+    get, find_progress = responses.get, responses.find_progress
+    num_read, looks = 0, asyncio.Semaphore(0)
+
+    async def read(*arguments: Any) -> Any:
+        nonlocal num_read
+        num_read += 1
+        return await get(*arguments)
+
+    async def look(*arguments: Any) -> Any:
+        looks.release()
+        return await find_progress(*arguments)
+
+    monkeypatch.setattr(responses, "get", read)
+    monkeypatch.setattr(responses, "find_progress", look)
+    world.app = elsewhere
+    following = asyncio.create_task(follow(world.client(), made.id))
+    for _ in range(9):
+        await looks.acquire()
+    assert num_read == 1
+    answer.goes_on.set()
+    assert (await following)[-1]["type"] == "response.completed"
+
+
+async def test_a_tenant_follows_so_many_responses_and_no_more(world: World):
+    config = world.config.model_copy(update={"max_requests_per_tenant": 2})
+    world.app = Ingress(world.service, config, library=world.access)
+    answer = Halves(world)
+    async with served(world.app) as url:  # as only a connection shows that a stream has begun
+        client = openai.AsyncOpenAI(api_key="sk-a", base_url=f"{url}/v1", max_retries=0)
+        made = await client.responses.create(**ASK)
+        streams: Any = [await client.responses.retrieve(made.id, stream=True) for _ in range(2)]
+        with pytest.raises(openai.RateLimitError, match="You follow 2 responses") as refused:
+            await client.responses.retrieve(made.id, stream=True)
+        assert refused.value.code == "rate_limit_exceeded"
+        answer.goes_on.set()
+        for stream in streams:
+            assert [each.type async for each in stream][-1] == "response.completed"
+        assert (await follow(client, made.id))[-1]["type"] == "response.completed"
+        await client.close()
 
 
 async def test_a_stream_in_the_background_is_told_again(world: World):
@@ -361,6 +418,52 @@ async def test_an_end_is_kept_when_the_library_comes_back(
     answer.goes_on.set()
     assert (await until(client, made.id, "completed")).output_text == "Hello, you"
     assert was_away.is_set()
+
+
+async def test_who_follows_is_told_an_end_though_the_library_stays_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("deployments.api.dialects.responses.remembering._AGAIN_S", 0.01)
+    monkeypatch.setattr("deployments.api.dialects.responses.remembering.LEASE_S", 0.02)
+    answer, client = Halves(world), world.client()
+    following = asyncio.create_task(stream_whole(client))
+    library = await world.access.get()
+    monkeypatch.setattr(library.running, "end", stay_away)
+    monkeypatch.setattr(library.responses, "get", stay_away)
+    answer.goes_on.set()
+    told = await following
+    assert [each["sequence_number"] for each in told] == [*range(len(told))]
+    assert (told[-1]["type"], told[-1]["response"]["output"][0]["content"][0]["text"]) == (
+        "response.failed",
+        "Hello, you",
+    )
+    assert "could not be kept" in told[-1]["response"]["error"]["message"]
+
+
+async def test_an_end_that_is_kept_unsaid_is_told(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deployments.api.dialects.responses.remembering._AGAIN_S", 0.01)
+    running = (await world.access.get()).running
+    end = running.end
+
+    async def end_unsaid(*arguments: Any) -> bool:
+        if await end(*arguments):
+            raise LibraryUnavailable("Away once it was written.")
+        return False
+
+    monkeypatch.setattr(running, "end", end_unsaid)
+    told = await stream_whole(world.client())
+    assert told[-1]["type"] == "response.completed"
+    assert told == await follow(world.client(), told[0]["response"]["id"])
+
+
+async def test_who_follows_a_deleted_response_is_told_an_end(world: World):
+    Halves(world)
+    client = world.client()
+    made = await client.responses.create(**ASK)
+    following = asyncio.create_task(follow(client, made.id))
+    await until_it_says(client, made.id, "Hello")
+    await client.responses.delete(made.id)
+    assert (await following)[-1]["type"] == "response.failed"
 
 
 async def test_it_holds_a_place_and_is_settled(world: World, caplog: pytest.LogCaptureFixture):

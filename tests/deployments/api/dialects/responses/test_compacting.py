@@ -10,8 +10,10 @@ from openai.types.responses.response_compact_params import ResponseCompactParams
 
 from deployments.api.dialects.responses.compacting import CompactRequest
 from deployments.api.dialects.responses.input_items import seal, unseal
-from tests.deployments.api.dialects.responses.test_responses_by_sdk import serve
+from rapid.events import Finished, TextDelta
+from tests.deployments.api.dialects.responses.test_responses_by_sdk import THOUGHT, serve
 from tests.deployments.api.files.test_files_by_sdk import World, world  # pytest.mark.slow
+from tests.deployments.scripted import STARTED, receipt
 
 __all__ = ["world"]
 
@@ -47,6 +49,19 @@ async def test_what_was_said_is_summed_up_and_gone_on_from():
         ("assistant", "What was said so far, in short: Hello, wörld!"),
         ("user", "When?"),
     ]
+
+
+async def test_a_summary_has_no_thinking_in_it():
+    client, _ = serve(*THOUGHT)
+    compacted = await client.responses.compact(model="m", input=SAID)
+    assert unseal(compacted.output[-1].encrypted_content) == "Yes"  # type: ignore[union-attr]
+
+
+async def test_a_summary_that_is_cut_takes_the_place_of_nothing():
+    client, _ = serve(STARTED, TextDelta(0, "We lau", (), "length"), Finished(receipt()))
+    with pytest.raises(openai.BadRequestError, match="does not end within 8 tokens") as refused:
+        await client.responses.compact(model="m", input=SAID)
+    assert (refused.value.param, refused.value.code) == ("input", "max_output_tokens")
 
 
 async def test_kept_responses_are_summed_up_without_their_documents(world: World):

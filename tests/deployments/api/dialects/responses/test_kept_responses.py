@@ -118,6 +118,25 @@ async def test_vector_stores_stay_attached_until_others_are(world: World):
     assert attached == [["0.txt"], ["0.txt", "1.txt"], ["0.txt", "1.txt"]]
 
 
+async def test_a_search_lists_passages_of_the_least_score_that_is_asked_for(world: World):
+    client = world.client()
+    file_id = await world.upload()
+    store = (await client.vector_stores.create(file_ids=[file_id])).id
+    await world.ingest()
+    chunks = (ChunkUsed("a", "doors.txt", 0.5, 0, 10), ChunkUsed("b", "doors.txt", 0.9, 10, 20))
+    said = Finished(replace(receipt(), chunks=chunks))
+    listed: list[list[float]] = []
+    for least in (0.4, 0.6, 0.95):
+        world.service.script = [STARTED, TextDelta(0, "Hello", (), "stop"), said]
+        options = {"score_threshold": least, "ranker": "auto"}
+        tool: Any = {"type": "file_search", "vector_store_ids": [store], "ranking_options": options}
+        answer: Any = await client.responses.create(
+            model="m", input="Which?", tools=[tool], include=["file_search_call.results"]
+        )
+        listed.append([each.score for each in answer.output[0].results])
+    assert listed == [[0.9, 0.5], [0.9], []]
+
+
 @pytest.mark.parametrize("is_streamed", [True, False])
 async def test_a_search_lists_its_passages_and_a_citation_names_its_file(
     world: World, is_streamed: bool

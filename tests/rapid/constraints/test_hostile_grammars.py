@@ -1,0 +1,265 @@
+"""Grammars that would take a server's time or memory are refused by their place, in little."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from rapid.calling.call_forms import QWEN_CODER
+from rapid.calling.tagged_arguments import find_kinds, write_rules
+from rapid.checkpoints.files import load_tokenizer
+from rapid.checkpoints.text import ChatText
+from rapid.constraints import grammars as grammars_module
+from rapid.constraints import structured_outputs
+from rapid.constraints.grammar_checks import TOO_COMPLEX, find_fault
+from rapid.constraints.grammars import Grammars
+from rapid.constraints.structured_outputs import (
+    MAX_DEPTH,
+    UnusableGrammar,
+    compile_lark,
+    compile_regex,
+    compile_schema,
+)
+from rapid.errors import BadRequest, GrammarTooComplex
+from tests.rapid.constraints.json_schemas import NUM_SCHEMAS, make_schema, make_unusable
+
+
+def texts(num: int, start: int = 0) -> list[dict[str, Any]]:
+    """Return schemas of texts that each have a pattern of their own."""
+    places = range(start, start + num)
+    return [{"type": "string", "pattern": f"(.*a.{{{each}}}b.*)"} for each in places]
+
+
+def a(schema: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": schema}}
+
+
+CHAIN = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(60)} | {"d60": texts(1)[0]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"allOf": texts(14)}, r"at \$$"),
+        (a({"items": {"allOf": texts(14)}}), r"at \$\.properties\.a\.items$"),
+        (texts(1)[0] | {"allOf": [{"allOf": texts(4, 1)}, {"allOf": texts(4, 5)}]}, r"at \$$"),
+        ({"allOf": [a(each) for each in texts(9)]}, r"at \$$"),
+        ({"$defs": {"x": {"allOf": texts(5)}}, "allOf": [{"$ref": "#/$defs/x"}, *texts(4, 9)]}, ""),
+        ({"allOf": [{"$ref": "#/allOf/1"}, {"allOf": texts(8)}, *texts(1, 9)]}, r"at \$$"),
+        # A reference by a name that is not looked up may lead anywhere.
+        ({"$defs": {"x": {"$anchor": "y", "allOf": texts(8)}}, "$ref": "#y", "format": "date"}, ""),
+        # Each turn of the circle would add one.
+        ({"$defs": {"x": texts(1)[0] | {"$ref": "#/$defs/x"}}, "$ref": "#/$defs/x"}, ""),
+    ],
+)
+def test_too_many_patterns_of_one_text_are_refused_before_they_are_joined(
+    schema: Any, place: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(structured_outputs, "find_fault", lambda _: pytest.fail("it was compiled"))
+    with pytest.raises(UnusableGrammar, match=f"more than 8 regular expressions.*{place}"):
+        compile_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {f"p{at}": each for at, each in enumerate(texts(40))}},
+        {"anyOf": [a(each) for each in texts(20)]},
+        {"allOf": [a({"type": "string", "pattern": "^a$"})] * 8},
+        {"$ref": "#/$defs/d0", "$defs": CHAIN},
+        {"$ref": "#/$defs/d0", "$defs": dict(reversed(CHAIN.items()))},
+        a({"$ref": "#"}) | {"required": []},
+    ],
+)
+def test_patterns_of_texts_that_are_apart_are_not_added(schema: Any):
+    assert compile_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("multiples", "is_refused"),
+    [
+        ([999_983], True),
+        ([10_007], True),
+        ([997, 991], True),  # what follows both has as many states as both have remainders
+        ([1.0007], True),
+        ([1e300], True),
+        ([4096], False),
+        ([5, 0.01, 100, 0.25, 1.0], False),
+    ],
+)
+def test_numbers_with_too_many_remainders_are_refused(multiples: Any, is_refused: bool):
+    schema = {
+        "type": "object",
+        "properties": {
+            f"p{at}": {"type": "number", "multipleOf": each} for at, each in enumerate(multiples)
+        },
+    }
+    if not is_refused:
+        assert compile_schema(schema)
+        return
+    place = rf"at \$\.properties\.p{len(multiples) - 1}\.multipleOf$"
+    with pytest.raises(UnusableGrammar, match=place):
+        compile_schema(schema)
+    for odd in (0, True, "2", None):
+        with pytest.raises(UnusableGrammar):
+            compile_schema({"type": "integer", "multipleOf": odd})
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        ("start: X\nX: /a+/ & /.*b/", "by '&': line 2"),
+        ("start: X\nX: ~/a+/", "by '~': line 2"),
+        ("start: X\nX: (~ Y | ~Y)\nY: /a/", "by '~': line 2"),
+        ('start: "\\"" X "\\\\"\nX: /\\/"/ & /a/', "by '&': line 2"),
+        ('start: <[7]> X // "\nX: /a/ & /b/ // "', "by '&': line 2"),
+        ('start: %json {"multipleOf": 999983}', r"multipleOf.*at \$\.multipleOf"),
+        ('start: "a" | %json\n ' + json.dumps({"allOf": texts(9)}), "8 regular"),
+        ("start: %json [", "no JSON behind %json"),
+        ("start: %json " + "[" * 9000, "no JSON behind %json"),
+    ],
+)
+def test_rules_hide_nothing_that_schemas_may_not_have(rules: str, why: str):
+    with pytest.raises(UnusableGrammar, match=why):
+        compile_lark(rules)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        'start: "a & ~b" X~3 Y ~ 2..4 // & ~\nX: /~a&\\/~/ # & "\nY: "\\"&"',
+        'start: %json {"const": "& ~"} "~"',
+    ],
+)
+def test_signs_that_join_nothing_are_kept(rules: str):
+    assert compile_lark(rules)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        # Each of the names' patterns is compared with each other one.
+        {"type": "object", "patternProperties": {f"^{each}_": {} for each in range(600)}},
+        # There is a rule for each property that may be the one: two gigabytes.
+        {
+            "type": "object",
+            "properties": {f"{each}": {} for each in range(900)},
+            "additionalProperties": False,
+            "minProperties": 1,
+        },
+    ],
+)
+def test_what_compiles_without_end_is_given_up_and_others_are_not(schema: Any):
+    with pytest.raises(UnusableGrammar, match=f"^{TOO_COMPLEX}$"):
+        compile_schema(schema)
+    assert compile_schema(a({"type": "string"}))
+
+
+def test_a_process_that_has_ended_is_begun_again():
+    from rapid.constraints.grammar_checks import _CHECKS
+
+    grammar = LLMatcher.grammar_from_regex("a{1,7}")
+    find_fault.cache_clear()
+    assert not find_fault(grammar)
+    process = _CHECKS._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    find_fault.cache_clear()
+    assert not find_fault(grammar)
+    assert _CHECKS._process is not process
+
+
+def test_a_grammar_that_was_checked_is_not_checked_again(monkeypatch: pytest.MonkeyPatch):
+    compile_regex("ab{2,9}")
+    monkeypatch.setattr("rapid.constraints.grammar_checks._CHECKS", None)
+    assert compile_regex("ab{2,9}")
+
+
+@pytest.mark.parametrize("num_levels", [MAX_DEPTH, MAX_DEPTH + 1, 600, 5000])
+@pytest.mark.parametrize("is_list", [True, False])
+def test_what_is_nested_is_bounded(num_levels: int, is_list: bool):
+    value: Any = None
+    for _ in range(num_levels - 1):  # around which is an object
+        value = [value] if is_list else {"a": value}
+    if num_levels <= MAX_DEPTH:
+        assert compile_schema({"const": value})
+        return
+    with pytest.raises(UnusableGrammar, match="nested too deeply: 100 levels"):
+        compile_schema({"const": value})
+
+
+def test_the_place_among_many_parts_is_found_by_halves(monkeypatch: pytest.MonkeyPatch):
+    asked = list[str]()
+    monkeypatch.setattr(
+        structured_outputs, "find_fault", lambda given: asked.append(given) or find_fault(given)
+    )
+    colour = {"type": "string", "format": "colour"}
+    names = [f"p{each}" for each in range(500)]
+    for which in (0, 137, 499):
+        whole: dict[str, Any] = {"type": "object", "properties": {each: {} for each in names}}
+        whole["properties"][f"p{which}"] = {"anyOf": [{"type": "integer"}] * 99 + [colour]}
+        asked.clear()
+        with pytest.raises(UnusableGrammar) as refused:
+            compile_schema(whole)
+        assert str(refused.value).endswith(f"at $.properties.p{which}.anyOf[99].format")
+        assert len(asked) < 60
+    nothing = {"type": "integer", "minimum": 5, "maximum": 3}
+    with pytest.raises(UnusableGrammar, match=r"at \$\.anyOf\[0\]\.minimum$"):
+        compile_schema({"anyOf": [nothing | {"title": f"{each}"} for each in range(150)]})
+
+
+def test_an_engine_has_the_limits_of_the_door():
+    text = ChatText.load("embedded:target")
+    grammars = Grammars(load_tokenizer("embedded:target"), text.eos_ids, 1024)
+    # Each terminal is twice the one behind it, which makes a million in a few lines.
+    names = [chr(65 + each) for each in range(25)]
+    rules = "\n".join(f"{name}: {chr(ord(name) + 1)} {chr(ord(name) + 1)}" for name in names[:-1])
+    grammar = LLMatcher.grammar_from_lark(f'start: A\n{rules}\nY: "x"')
+    assert find_fault(grammar)
+    with pytest.raises(GrammarTooComplex):
+        grammars.open(grammar)
+
+
+def test_few_beginnings_are_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grammars_module, "_MOST_COMPILED", 2)
+    text = ChatText.load("embedded:target")
+    grammars = Grammars(load_tokenizer("embedded:target"), text.eos_ids, 1024)
+    one, two, three = (compile_regex(each) for each in ("a+", "b+", "c+"))
+    for each in (one, two, one, three):
+        grammars.open(each)
+    assert [*grammars._compiled] == [one, three]
+
+
+def test_what_is_compiled_at_the_door_is_followed_or_refused():
+    """All generated schemas; the engine's first mask has no other limits."""
+    text = ChatText.load("embedded:target")
+    grammars = Grammars(load_tokenizer("embedded:target"), text.eos_ids, 1024)
+    num_refused = 0
+    for number in range(NUM_SCHEMAS):
+        grammars.open(compile_schema(make_schema(random.Random(number))))
+        try:
+            compile_schema(make_unusable(random.Random(number))[0])
+        except UnusableGrammar:
+            num_refused += 1
+    assert num_refused == NUM_SCHEMAS
+
+
+def test_alternatives_that_lead_to_one_are_looked_at_once():
+    """In as many ways as 2 to the power of 40; each is looked at a few times."""
+    parts: dict[str, Any] = {
+        f"d{at}": {"anyOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 2} for at in range(14)
+    }
+    parts["d14"] = {"anyOf": [{"type": "string"}, {"type": "integer"}]}
+    wide = {"anyOf": [{"$ref": "#/$defs/d0"}] * 2}
+    schema = {"type": "object", "properties": {"x": wide}, "$defs": parts}
+    assert find_kinds(json.dumps(schema)) == {"x": frozenset({"string", "integer"})}
+    assert QWEN_CODER.tags is not None
+    assert write_rules(0, schema, QWEN_CODER.tags, {})
+    circle = schema | {"$defs": parts | {"d14": {"$ref": "#/$defs/d0"}}}
+    with pytest.raises((UnusableGrammar, BadRequest)):
+        write_rules(0, circle, QWEN_CODER.tags, {})
