@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--minutes", type=float, default=60, help="CPU time of a thread for the whole curriculum"
     )
     parser.add_argument(
-        "--seed", type=int, default=1, help="of the first weights and of the documents (default: 1)"
+        "--seed", type=int, help="of the first weights and of the documents (default: the package's)"
     )
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(arguments)
@@ -158,7 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for path in [options.out] if options.out else [TARGET, DRAFTER]:
             tokenizer.save_pretrained(path)
         return
-    training = replace(TRAINING_CONFIGS[options.what], seed=options.seed)
+    training = TRAINING_CONFIGS[options.what]
+    training = replace(training, seed=training.seed if options.seed is None else options.seed)
     if options.out:
         AutoTokenizer.from_pretrained(training.path).save_pretrained(options.out)
         training = replace(training, path=options.out)
