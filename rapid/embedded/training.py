@@ -148,7 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--minutes", type=float, default=60, help="CPU time of a thread for the whole curriculum"
     )
     parser.add_argument(
-        "--seed", type=int, help="of the first weights and of the documents (default: the package's)"
+        "--seed",
+        type=int,
+        help="of the first weights and of the documents (default: the package's)",
     )
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(arguments)
