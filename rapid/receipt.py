@@ -101,7 +101,8 @@ class TokenProbs:
 
     Attributes:
         target: p, the target's.
-        drafter: q, that of the proposal which its position was drafted from.
+        drafter: q, that of the proposal which its position was drafted from; None if that was the
+            text itself.
         sampled: That of the distribution which the answer follows: p_hat, or p of a token that was
             not drafted. Under the rule `paper`, the p_hat that the drafted token was judged by.
     """

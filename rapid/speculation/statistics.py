@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from rapid.messages import Verdict
@@ -44,12 +44,15 @@ class RoundStatistics:
         self.drafted += verdict.num_drafted
         self.forced += verdict.num_forced
         self.accepted += verdict.num_accepted
+        probs = verdict.probs
         if verdict.lease_id == LOOKUP:
             self.copied += verdict.num_drafted
             self.copied_accepted += verdict.num_accepted
+            # The text proposes without a distribution; its 1 says nothing of the drafter.
+            probs = tuple(replace(each, drafter=None) for each in probs)
         self.draft_ms += verdict.draft_ms
         self.verify_ms += verdict.verify_ms
-        self.probs.update(zip(count(len(self.token_ids)), verdict.probs, strict=False))
+        self.probs.update(zip(count(len(self.token_ids)), probs, strict=False))
         self.token_ids.extend(verdict.token_ids)
         self.origins.extend(verdict.origins)
         if verdict.num_drafted:

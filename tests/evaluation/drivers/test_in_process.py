@@ -108,7 +108,11 @@ def test_a_context_that_the_drafter_cannot_read_is_told_with_numbers(tmp_path):
         assert all("this model's context of 64" in str(each.error) for each in of(told, name))
 
 
-def test_unrelated_retrieval_hides_the_evidence_and_leaves_the_target_alone(results):
+def test_unrelated_retrieval_hides_the_evidence_and_leaves_the_target_alone(tmp_path):
+    facts = {"loader": "generated", "split": "dev", "options": {"lengths": {300: 2}}}
+    conditions = [Condition(), Condition(name="unrelated", corruption="unrelated")]
+    task = tiny_task(source=facts, systems=["plain", "rag-drafter"], conditions=conditions)
+    results = answered(task, tmp_path)
     assert all(each.evidence_found for each in of(results, "rag-drafter"))
     assert not any(each.evidence_found for each in of(results, "rag-drafter", "unrelated"))
     same = [(each.prediction, each.seed) for each in of(results, "plain")]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rapid.messages import Verdict
-from rapid.receipt import ChoiceStatistics
+from rapid.receipt import ChoiceStatistics, TokenProbs
+from rapid.speculation.lookup import LOOKUP
 from rapid.speculation.statistics import RoundStatistics
 
 
@@ -19,6 +22,14 @@ def verdict(position: int, num_tokens: int, num_drafted: int, num_accepted: int)
         draft_ms=2.0,
         verify_ms=5.0,
     )
+
+
+def test_a_copied_token_has_no_number_of_a_drafter() -> None:
+    statistics = RoundStatistics()
+    probs = (TokenProbs(0.5, 1.0, 0.5), TokenProbs(0.25, 0.5, 0.25))
+    statistics.observe(replace(verdict(0, 1, 1, 1), lease_id=LOOKUP, probs=probs[:1]))
+    statistics.observe(replace(verdict(1, 1, 1, 1), probs=probs[1:]))
+    assert statistics.probs == {0: TokenProbs(0.5, None, 0.5), 1: probs[1]}
 
 
 def test_rounds_add_up_to_the_receipt() -> None:

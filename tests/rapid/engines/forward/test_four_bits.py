@@ -250,7 +250,7 @@ async def test_a_model_keeps_the_fused_decoder(tmp_path: Path, family: str) -> N
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("role", ["target", "drafter"])
 def test_a_model_computes_with_the_numbers_of_its_weights(role: str, device: str) -> None:
-    """The model with its own weights, in float32, is further away."""
+    """The model with its own weights is further away than the rounding of activations."""
     config = engine_config().model_copy(update={"model": f"embedded:{role}"})
     exact, plain = with_numbers(config), load_model(config)
     rounded = load_model(int4(config).model_copy(update={"device": device}))
@@ -258,7 +258,7 @@ def test_a_model_computes_with_the_numbers_of_its_weights(role: str, device: str
         steps(rounded, config), steps(exact, config), steps(plain, config), strict=True
     ):
         if expected.numel():
-            assert far_off(own.cpu(), expected) < 0.05
+            assert far_off(own.cpu(), expected) < far_off(unquantized, expected) / 6
             assert far_off(unquantized, expected) > 0.05
 
 
