@@ -7,7 +7,10 @@ computed after the tokens that stand before it in the receipt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -15,16 +18,24 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from transformers import AutoModelForCausalLM
 
 from rapid import reference
-from rapid.checkpoints.files import checkpoint_source, load_tokenizer
+from rapid.answering.request_plan import spell_words
+from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
 from rapid.checkpoints.gguf import is_gguf
-from rapid.checkpoints.vocabulary import num_ids
-from rapid.config import Contract, Coupling
+from rapid.checkpoints.vocabulary import num_ids, pack_tokens
+from rapid.config import Contract, Coupling, SamplingConfig
+from rapid.constraints.grammars import Grammars
+from rapid.constraints.request_shaping import open_shaping
+from rapid.constraints.shaping import Shaping
+from rapid.errors import BadRequest
 from rapid.receipt import Origin
 from rapid.reference import Reader
+from rapid.requests import SamplingFields
 from rapid.transfers import Transfer
 
 Ids = tuple[int, ...]
 Role = Literal["target", "drafter"]
+# Fields of a request's body that shape logits by what a receipt does not have.
+_SHAPES = re.compile("tools$|guided_|thinking|reasoning|chat_template_kwargs$")
 
 
 class CannotReplay(ValueError):
@@ -35,35 +46,23 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class SampledRequest(_Part):
+class SampledRequest(SamplingFields):
     """What a request's body says about sampling, which its receipt leaves out."""
 
-    temperature: float = Field(ge=0)
-    top_p: float | None = None
-    top_k: int | None = None
-    logit_bias: dict[int, float] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    min_tokens: int | None = None
-    allowed_token_ids: tuple[int, ...] | None = None
-    repetition_penalty: float | None = None
-    min_p: float | None = None
-    bad_words: tuple[str, ...] | None = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    thinking_token_budget: int | None = None
-    reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    model_config = ConfigDict(extra="allow", frozen=True)
 
-    @property
-    def is_shaped(self) -> bool:
-        """Whether logits were shaped in ways that a replay does not know."""
-        known = {"temperature", "top_p", "top_k", "min_p", "logit_bias", "repetition_penalty"}
-        names = type(self).model_fields.keys() - known
-        return self.repetition_penalty not in (None, 1) or any(
-            getattr(self, name) for name in names
-        )
+    temperature: float = Field(ge=0, le=2)
+
+    def find_unknown(self) -> str | None:
+        """Return a field that shaped the logits in a way that a replay does not know, if any."""
+        more = self.model_extra or {}
+        return next((name for name in more if more[name] and _SHAPES.match(name)), None)
+
+
+class KnownToken(_Part):
+    """One of the ``tokens`` of a receipt; see `rapid.receipt.ExplainedToken`."""
+
+    is_thinking: bool = False
 
 
 class ExplainedTokens(_Part):
@@ -74,6 +73,7 @@ class ExplainedTokens(_Part):
     witness_prompt_ids: Ids
     token_ids: tuple[Ids, ...]
     origins: tuple[tuple[Origin, ...], ...]
+    tokens: tuple[tuple[KnownToken, ...], ...] = ()
 
 
 class ExplainedReceipt(_Part):
@@ -132,11 +132,19 @@ def read_receipt(content: str | bytes) -> ReceiptFile:
         raise CannotReplay(
             f"this is no receipt that 'rapid ask --receipt' wrote ({what})"
         ) from None
-    if file.request.is_shaped:
-        raise CannotReplay("the answer follows a grammar or a penalty, or had tools: no replay")
+    if name := file.request.find_unknown():
+        raise CannotReplay(
+            f"the answer follows {name}, which a replay does not know; of grammars it knows "
+            "response_format and structured_outputs"
+        )
     explain = file.receipt.explain
     if explain is None:
         raise CannotReplay("the receipt has no token ids: ask with rapid.explain 'tokens'")
+    if file.request.grammar and any(each.is_thinking for each in chain(*explain.tokens)):
+        raise CannotReplay(
+            "the model thought before it answered, and the receipt does not say where its grammar "
+            "begins"
+        )
     lengths = [len(each) for each in explain.token_ids]
     if not any(lengths) or lengths != [len(each) for each in explain.origins]:
         raise CannotReplay("the receipt has no tokens, or not one origin for each of them")
@@ -155,20 +163,26 @@ def read_receipt(content: str | bytes) -> ReceiptFile:
     return file
 
 
-class BiasedReader(Reader):
-    """A reader of a model whose logits have a request's `logit_bias`."""
+class ShapedReader(Reader):
+    """A reader of a model whose logits are shaped as a request asks, anew behind every prefix."""
 
     def __init__(
-        self, model: Any, prompt: Sequence[int], vocab: int | None, bias: Mapping[int, float]
+        self,
+        model: Any,
+        prompt: Sequence[int],
+        vocab: int | None,
+        open_shaping: Callable[[], Shaping | None],
     ) -> None:
         super().__init__(model, prompt, vocab)
-        self._bias = bias
+        self._open_shaping = open_shaping
 
     def logits(self, tokens: Sequence[int], count: int = 1) -> reference.Row:
         """Return the rows after the last `count` tokens of prompt and answer [count, vocab]."""
         rows = super().logits(tokens, count)
-        for token, bias in self._bias.items():
-            rows[:, token] += bias
+        for place, num_said in enumerate(range(len(tokens) - count + 1, len(tokens) + 1)):
+            if (shaping := self._open_shaping()) is not None:
+                shaping.advance(tokens[:num_said])
+                rows[place] = shaping.shape(torch.from_numpy(rows[place])).numpy()
         return rows
 
 
@@ -181,24 +195,38 @@ class ReplayModels:
 
     def __init__(self, target: str | None, drafter: str | None) -> None:
         self._names: dict[Role, str | None] = {"target": target, "drafter": drafter}
-        self._loaded: dict[str, tuple[Any, Any]] = {}
+        self._loaded: dict[str, tuple[Any, Any, Grammars]] = {}
 
     def reader(
-        self, role: Role, prompt_ids: Ids, logit_bias: Mapping[int, float] | None = None
+        self,
+        role: Role,
+        prompt_ids: Ids,
+        request: SampledRequest | None = None,
+        said_before: bytes = b"",
     ) -> Reader:
-        """Return a reader of a prompt, whose logits have the request's `logit_bias`.
+        """Return a reader of a prompt, whose logits are shaped as a request asks, if one is given.
+
+        Args:
+            said_before: The tokens of the prompt of the model that answers, as `pack_tokens` gives
+                them, for a repetition penalty.
 
         Raises:
-            CannotReplay: The model is not named or cannot be loaded, or it has too few tokens.
+            CannotReplay: The model is not named or cannot be loaded, or it has too few tokens, or
+                the request contradicts itself.
             ConfigurationError: Its name or its tokenizer is at fault.
         """
-        model, tokenizer = self._load(role)
+        model, tokenizer, grammars = self._load(role)
         vocab = num_ids(tokenizer)
         if not prompt_ids:
             raise CannotReplay(f"the receipt has no prompt of the {role}")
-        bias = logit_bias or {}
-        check_ids((*prompt_ids, *bias), vocab, role)
-        return BiasedReader(model, prompt_ids, vocab, bias)
+        sampling = _read_sampling(request, tokenizer) if request else SamplingConfig()
+        check_ids((*prompt_ids, *(token for _, token in sampling.name_tokens())), vocab, role)
+        return ShapedReader(
+            model,
+            prompt_ids,
+            vocab,
+            functools.partial(open_shaping, sampling, grammars.eos_ids, grammars.open, said_before),
+        )
 
     def decode(self, role: Role, token_id: int) -> str:
         """Return the text of a token."""
@@ -209,7 +237,7 @@ class ReplayModels:
         """Raise `CannotReplay` if the answer has tokens that the model lacks."""
         check_ids(token_ids, num_ids(self._load(role)[1]), role)
 
-    def _load(self, role: Role) -> tuple[Any, Any]:
+    def _load(self, role: Role) -> tuple[Any, Any, Grammars]:
         name = self._names[role]
         if name is None:
             raise CannotReplay(f"the file does not name the {role}: give it with --{role}")
@@ -224,8 +252,19 @@ class ReplayModels:
             except (OSError, ValueError) as error:
                 why = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 raise CannotReplay(f"the {role} {name} cannot be loaded: {why}") from None
-            self._loaded[name] = (model.eval(), load_tokenizer(name))
+            tokenizer = load_tokenizer(name)
+            grammars = Grammars(tokenizer, read_eos_ids(source, tokenizer), num_ids(tokenizer))
+            self._loaded[name] = (model.eval(), tokenizer, grammars)
         return self._loaded[name]
+
+
+def _read_sampling(request: SampledRequest, tokenizer: Any) -> SamplingConfig:
+    """Return the settings by which the logits of a request are shaped."""
+    given = request.as_sampling(request.temperature)
+    spell = functools.partial(tokenizer.encode, add_special_tokens=False)
+    words = spell_words(given.pop("bad_words", ()), spell)
+    names = given.keys() & SamplingConfig.model_fields.keys() - {"seed"}
+    return SamplingConfig(bad_words=words, **{name: given[name] for name in names})
 
 
 def check_ids(token_ids: Ids, vocab: int, role: Role) -> None:
@@ -252,11 +291,14 @@ def find_mismatch(
     num_done = 0
     for choice, token_ids in enumerate(explain.token_ids):
         models.check_answer(answering_role(file.receipt), token_ids)
-        for position, expected in enumerate(_recompute(file, explain, models, choice)):
-            if expected != token_ids[position]:
-                return Mismatch(choice, position, token_ids[position], expected)
-            num_done += 1
-            tell(num_done)
+        try:
+            for position, expected in enumerate(_recompute(file, explain, models, choice)):
+                if expected != token_ids[position]:
+                    return Mismatch(choice, position, token_ids[position], expected)
+                num_done += 1
+                tell(num_done)
+        except BadRequest as error:  # such as a grammar that becomes too complex
+            raise CannotReplay(f"the request cannot be followed: {error}") from None
     return None
 
 
@@ -272,8 +314,9 @@ def _recompute(
     receipt = file.receipt
     role = answering_role(receipt)
     prompts = {"target": explain.target_prompt_ids, "drafter": explain.drafter_prompt_ids}
-    bias = file.request.logit_bias
-    alone = (models.reader(role, prompts[role], bias),)
+    said_before = pack_tokens(prompts[role])
+    read = functools.partial(models.reader, request=file.request, said_before=said_before)
+    alone = (read(role, prompts[role]),)
     together: Sequence[Reader] = alone
     if _needs_drafter(file, explain, choice):
         if receipt.contract == "target" and not explain.drafter_prompt_ids:
@@ -281,9 +324,9 @@ def _recompute(
                 "drafts of the target's own text, as by prompt lookup, are not in the receipt: "
                 "ask with a seed, so that the draft does not change the text"
             )
-        together = (*alone, models.reader("drafter", explain.drafter_prompt_ids, bias))
+        together = (*alone, read("drafter", explain.drafter_prompt_ids))
         if explain.witness_prompt_ids:
-            together = (*together, models.reader("target", explain.witness_prompt_ids, bias))
+            together = (*together, read("target", explain.witness_prompt_ids))
     settings = _settings(file, choice)
     token_ids, log_odds = explain.token_ids[choice], 0.0
     for position, origin in enumerate(explain.origins[choice]):

@@ -18,7 +18,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rapid.reference import Reader, Settings, Token, generate
-from rapid.replay import BiasedReader
 
 __all__ = ["Reference", "Settings", "load_reference"]
 
@@ -29,6 +28,22 @@ _NUM_TRIES = 64
 @cache
 def load_reference(path: str | Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+class BiasedReader(Reader):
+    """A reader of a model whose logits have a request's `logit_bias`."""
+
+    def __init__(
+        self, model: Any, prompt: Sequence[int], vocab: int | None, bias: dict[int, float]
+    ) -> None:
+        super().__init__(model, prompt, vocab)
+        self._bias = bias
+
+    def logits(self, tokens: Sequence[int], count: int = 1) -> Any:
+        rows = super().logits(tokens, count)
+        for token, bias in self._bias.items():
+            rows[:, token] += bias
+        return rows
 
 
 class RoundedReader(Reader):

@@ -42,7 +42,7 @@ class Grammars:
 
     def __init__(self, tokenizer: Any, eos_ids: Collection[int], vocab_size: int) -> None:
         """Store a Hugging Face tokenizer, and which of its tokens end an answer."""
-        self._tokenizer, self._eos_ids, self._vocab_size = tokenizer, eos_ids, vocab_size
+        self._tokenizer, self.eos_ids, self._vocab_size = tokenizer, eos_ids, vocab_size
         self._compiled = OrderedDict[str, LLMatcher]()  # in their first state
         self._lock = threading.Lock()
 
@@ -66,12 +66,12 @@ class Grammars:
             self._compiled.move_to_end(grammar)
             if len(self._compiled) > _MOST_COMPILED:
                 self._compiled.popitem(last=False)
-            return GrammarShaping(matcher.deep_copy(), self._eos_ids)
+            return GrammarShaping(matcher.deep_copy(), self.eos_ids)
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
         backend = self._tokenizer.backend_tokenizer.to_str()
-        return LLTokenizer(backend, n_vocab=self._vocab_size, eos_token=sorted(self._eos_ids))
+        return LLTokenizer(backend, n_vocab=self._vocab_size, eos_token=sorted(self.eos_ids))
 
 
 class GrammarShaping(Shaping):

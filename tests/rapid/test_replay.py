@@ -19,6 +19,7 @@ from rapid.embedded.example import Example
 from rapid.embedded.generator import generate_document
 from rapid.pair import Pair, Stream
 from rapid.replay import CannotReplay, Mismatch, ReplayModels, find_mismatch, read_receipt
+from rapid.requests import SamplingFields
 from rapid.transfers import OWN_RULES
 from tests.deployments.cli.command import rapid as command
 
@@ -47,10 +48,15 @@ def ask(pair: Pair, num_choices: int = 1, **settings: object) -> Json:
     stream = Stream(pair, run.events())
     assert "".join(stream)
     assert stream.answer is not None
-    names = ("temperature", "top_p", "top_k", "logit_bias")
-    asked = {name: settings[name] for name in names if name in settings}
+    names = SamplingFields.model_fields.keys() | {"temperature"}
+    asked = {name: value for name, value in settings.items() if name in names - {"seed"}}
     receipt = rapid_receipt(stream.answer.receipt)
     return json.loads(json.dumps({"request": asked, "receipt": receipt, "models": MODELS}))
+
+
+def tokens_of(file: Json) -> list[int]:
+    tokens: list[int] = file["receipt"]["explain"]["token_ids"][0]
+    return tokens
 
 
 def replay(file: Json, models: ReplayModels) -> Mismatch | None:
@@ -100,12 +106,77 @@ def test_a_bias_of_logits_is_part_of_the_contract(pair, models, mode, temperatur
     assert mismatch.position == 0
 
 
-def test_an_answer_that_follows_a_grammar_is_not_replayed(pair, models):
+SCHEMA = {
+    "type": "object",
+    "properties": {"harbor": {"type": "string", "maxLength": 8}, "in": {"enum": ["May", "June"]}},
+    "required": ["harbor", "in"],
+}
+
+
+@pytest.mark.parametrize("mode", ["plain", "lossless", "fused", "paper", "rag"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("structured_outputs", {"json": SCHEMA}),
+        ("structured_outputs", {"choice": ["dolu maki 48", "dolu maki 84"]}),
+        ("response_format", {"type": "json_object"}),
+        ("presence_penalty", 1.5),
+        ("frequency_penalty", -1.0),
+        ("repetition_penalty", 1.3),
+        ("min_tokens", 14),
+        ("bad_words", ["of", "harbor"]),
+        ("allowed_token_ids", [*range(60, 160)]),
+        ("ignore_eos", True),
+        ("stop_token_ids", [30]),
+    ],
+)
+def test_what_shapes_logits_is_part_of_the_contract(pair, models, mode, name, value):
+    settings = {"mode": mode, "seed": 7, "temperature": 1.0, "penalize_documents": True}
+    file = ask(pair, **settings, **{name: value})
+    assert replay(file, models) is None
+    usual = ask(pair, **settings)
+    del file["request"][name]
+    is_usual = tokens_of(file) == tokens_of(usual)[: len(tokens_of(file))]
+    assert (replay(file, models) is None) == is_usual
+
+
+def test_a_token_that_the_grammar_forbids_is_named(pair, models):
+    file = ask(pair, mode="fused", seed=7, structured_outputs={"json": SCHEMA})
+    (token_ids,) = file["receipt"]["explain"]["token_ids"]
+    was, token_ids[0] = token_ids[0], token_ids[0] + 1
+    assert replay(file, models) == Mismatch(0, 0, was + 1, was)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "look"}}]),
+        ("guided_regex", "a+"),
+        ("thinking_token_budget", 5),
+        ("chat_template_kwargs", {"enable_thinking": True}),
+    ],
+)
+def test_what_shapes_logits_in_ways_that_a_receipt_does_not_tell_is_not_replayed(
+    pair, models, name, value
+):
     file = ask(pair, mode="plain", seed=7)
-    for name, value in (("structured_outputs", {"regex": "a"}), ("repetition_penalty", 1.2)):
-        file["request"] = ask(pair, mode="plain", seed=7)["request"] | {name: value}
-        with pytest.raises(CannotReplay, match="grammar or a penalty"):
-            replay(file, models)
+    file["request"][name] = value
+    with pytest.raises(CannotReplay, match=f"the answer follows {name}"):
+        replay(file, models)
+
+
+def test_a_grammar_behind_thinking_is_not_replayed(pair, models):
+    file = ask(pair, mode="plain", seed=7, structured_outputs={"json": SCHEMA})
+    file["receipt"]["explain"]["tokens"][0][2]["is_thinking"] = True
+    with pytest.raises(CannotReplay, match="thought before it answered"):
+        replay(file, models)
+
+
+def test_a_request_that_contradicts_itself_is_not_replayed(pair, models):
+    file = ask(pair, mode="plain", seed=7, structured_outputs={"json": SCHEMA})
+    file["request"]["min_tokens"] = 3
+    with pytest.raises(CannotReplay, match="min_tokens contradicts a grammar"):
+        replay(file, models)
 
 
 @pytest.mark.parametrize("mode", ["plain", "fused", "rag"])
