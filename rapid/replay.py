@@ -7,24 +7,34 @@ computed after the tokens that stand before it in the receipt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from transformers import AutoModelForCausalLM
 
 from rapid import reference
-from rapid.checkpoints.files import checkpoint_source, load_tokenizer
+from rapid.answering.request_plan import spell_words
+from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
 from rapid.checkpoints.gguf import is_gguf
-from rapid.checkpoints.vocabulary import num_ids
-from rapid.config import Contract, Coupling
+from rapid.checkpoints.text import ChatText
+from rapid.checkpoints.thinking_marks import ThinkingMarks
+from rapid.checkpoints.vocabulary import num_ids, pack_tokens
+from rapid.config import Contract, Coupling, Finite, SamplingConfig
+from rapid.constraints.grammars import Grammars
+from rapid.constraints.request_shaping import open_shaping
+from rapid.constraints.shaping import Shaping, shape_rows
+from rapid.errors import BadRequest
 from rapid.receipt import Origin
 from rapid.reference import Reader
+from rapid.requests import SamplingFields
 from rapid.transfers import Transfer
 
 Ids = tuple[int, ...]
 Role = Literal["target", "drafter"]
+_UNSET: tuple[object, ...] = (None, [], {}, "")
 
 
 class CannotReplay(ValueError):
@@ -35,35 +45,29 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class SampledRequest(_Part):
+class SampledRequest(SamplingFields):
     """What a request's body says about sampling, which its receipt leaves out."""
 
-    temperature: float = Field(ge=0)
-    top_p: float | None = None
-    top_k: int | None = None
-    logit_bias: dict[int, float] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    min_tokens: int | None = None
-    allowed_token_ids: tuple[int, ...] | None = None
-    repetition_penalty: float | None = None
-    min_p: float | None = None
-    bad_words: tuple[str, ...] | None = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    thinking_token_budget: int | None = None
-    reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    model_config = ConfigDict(extra="ignore")
+
+    temperature: Finite = Field(ge=0, le=2)
+    # What the body's field would have changed, and a replay does not know.
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    tools: Any = None
+    thinking_token_budget: Any = None
+    reasoning_effort: Any = None
+    chat_template_kwargs: Any = None
 
     @property
-    def is_shaped(self) -> bool:
-        """Whether logits were shaped in ways that a replay does not know."""
-        known = {"temperature", "top_p", "top_k", "min_p", "logit_bias", "repetition_penalty"}
-        names = type(self).model_fields.keys() - known
-        return self.repetition_penalty not in (None, 1) or any(
-            getattr(self, name) for name in names
-        )
+    def unreplayable(self) -> str | None:
+        """The name of a given field without which the tokens are not determined; None for none."""
+        known = SamplingFields.model_fields.keys() - {"ignore_eos"}
+        names = (name for name in type(self).model_fields if name not in known)
+        # An empty list or text changes nothing, but a budget of 0 does.
+        return next((name for name in names if getattr(self, name) not in _UNSET), None)
 
 
 class ExplainedTokens(_Part):
@@ -132,8 +136,8 @@ def read_receipt(content: str | bytes) -> ReceiptFile:
         raise CannotReplay(
             f"this is no receipt that 'rapid ask --receipt' wrote ({what})"
         ) from None
-    if file.request.is_shaped:
-        raise CannotReplay("the answer follows a grammar or a penalty, or had tools: no replay")
+    if name := file.request.unreplayable:
+        raise CannotReplay(f"an answer to a request with {name!r} cannot be replayed")
     explain = file.receipt.explain
     if explain is None:
         raise CannotReplay("the receipt has no token ids: ask with rapid.explain 'tokens'")
@@ -155,21 +159,23 @@ def read_receipt(content: str | bytes) -> ReceiptFile:
     return file
 
 
-class BiasedReader(Reader):
-    """A reader of a model whose logits have a request's `logit_bias`."""
+class ShapedReader(Reader):
+    """A reader of a model whose logits are shaped as a request asks for it."""
 
     def __init__(
-        self, model: Any, prompt: Sequence[int], vocab: int | None, bias: Mapping[int, float]
+        self, model: Any, prompt: Sequence[int], vocab: int | None, shaping: Shaping | None
     ) -> None:
         super().__init__(model, prompt, vocab)
-        self._bias = bias
+        self._shaping = shaping
 
     def logits(self, tokens: Sequence[int], count: int = 1) -> reference.Row:
         """Return the rows after the last `count` tokens of prompt and answer [count, vocab]."""
         rows = super().logits(tokens, count)
-        for token, bias in self._bias.items():
-            rows[:, token] += bias
-        return rows
+        if self._shaping is None:
+            return rows
+        # Shaped as float32, which the model has computed.
+        shaped = shape_rows(self._shaping, torch.from_numpy(rows).float(), tokens)
+        return np.asarray(shaped, dtype=np.float64)
 
 
 class ReplayModels:
@@ -181,35 +187,56 @@ class ReplayModels:
 
     def __init__(self, target: str | None, drafter: str | None) -> None:
         self._names: dict[Role, str | None] = {"target": target, "drafter": drafter}
-        self._loaded: dict[str, tuple[Any, Any]] = {}
+        self._loaded: dict[str, tuple[Any, ChatText, Grammars]] = {}
 
     def reader(
-        self, role: Role, prompt_ids: Ids, logit_bias: Mapping[int, float] | None = None
+        self,
+        role: Role,
+        prompt_ids: Ids,
+        sampling: SamplingConfig | None = None,
+        prompt_set: bytes = b"",
     ) -> Reader:
-        """Return a reader of a prompt, whose logits have the request's `logit_bias`.
+        """Return a reader of a prompt, whose logits are shaped by the settings.
+
+        Args:
+            role: The model that reads.
+            prompt_ids: What it reads.
+            sampling: The request's settings; None shapes nothing.
+            prompt_set: See `rapid.messages.Terms`.
 
         Raises:
-            CannotReplay: The model is not named or cannot be loaded, or it has too few tokens.
+            CannotReplay: The model is not named or cannot be loaded, it has too few tokens, or it
+                thinks before an answer that follows a grammar.
             ConfigurationError: Its name or its tokenizer is at fault.
         """
-        model, tokenizer = self._load(role)
-        vocab = num_ids(tokenizer)
+        model, text, grammars = self._load(role)
+        vocab = num_ids(text.tokenizer)
         if not prompt_ids:
             raise CannotReplay(f"the receipt has no prompt of the {role}")
-        bias = logit_bias or {}
-        check_ids((*prompt_ids, *bias), vocab, role)
-        return BiasedReader(model, prompt_ids, vocab, bias)
+        sampling = sampling or SamplingConfig()
+        check_ids((*prompt_ids, *(token for _, token in sampling.name_tokens())), vocab, role)
+        if sampling.grammar is not None and isinstance(text.thinking_marks, ThinkingMarks):
+            raise CannotReplay(f"the grammar waits for the {role}'s thinking: no replay")
+        shaping = open_shaping(sampling, text.eos_ids, grammars.open, prompt_set)
+        return ShapedReader(model, prompt_ids, vocab, shaping)
+
+    def read_sampling(self, role: Role, request: SampledRequest) -> SamplingConfig:
+        """Return the settings of a request, whose words are spelled by the model's tokens."""
+        given = request.as_sampling(request.temperature)
+        words = given.pop("bad_words", ())
+        known = {name: given[name] for name in given.keys() & SamplingConfig.model_fields.keys()}
+        return SamplingConfig(**known, bad_words=spell_words(words, self._load(role)[1].encode))
 
     def decode(self, role: Role, token_id: int) -> str:
         """Return the text of a token."""
-        text: str = self._load(role)[1].decode([token_id])
+        text: str = self._load(role)[1].tokenizer.decode([token_id])
         return text
 
     def check_answer(self, role: Role, token_ids: Ids) -> None:
         """Raise `CannotReplay` if the answer has tokens that the model lacks."""
-        check_ids(token_ids, num_ids(self._load(role)[1]), role)
+        check_ids(token_ids, num_ids(self._load(role)[1].tokenizer), role)
 
-    def _load(self, role: Role) -> tuple[Any, Any]:
+    def _load(self, role: Role) -> tuple[Any, ChatText, Grammars]:
         name = self._names[role]
         if name is None:
             raise CannotReplay(f"the file does not name the {role}: give it with --{role}")
@@ -224,7 +251,10 @@ class ReplayModels:
             except (OSError, ValueError) as error:
                 why = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 raise CannotReplay(f"the {role} {name} cannot be loaded: {why}") from None
-            self._loaded[name] = (model.eval(), load_tokenizer(name))
+            tokenizer = load_tokenizer(name)
+            eos_ids = read_eos_ids(source, tokenizer)
+            grammars = Grammars(tokenizer, eos_ids, num_ids(tokenizer))
+            self._loaded[name] = (model.eval(), ChatText(tokenizer, eos_ids), grammars)
         return self._loaded[name]
 
 
@@ -249,14 +279,18 @@ def find_mismatch(
     """
     explain = file.receipt.explain
     assert explain is not None
-    num_done = 0
+    num_done, role = 0, answering_role(file.receipt)
+    sampling = models.read_sampling(role, file.request)
     for choice, token_ids in enumerate(explain.token_ids):
-        models.check_answer(answering_role(file.receipt), token_ids)
-        for position, expected in enumerate(_recompute(file, explain, models, choice)):
-            if expected != token_ids[position]:
-                return Mismatch(choice, position, token_ids[position], expected)
-            num_done += 1
-            tell(num_done)
+        models.check_answer(role, token_ids)
+        try:
+            for position, expected in enumerate(_recompute(file, sampling, models, choice)):
+                if expected != token_ids[position]:
+                    return Mismatch(choice, position, token_ids[position], expected)
+                num_done += 1
+                tell(num_done)
+        except BadRequest as error:  # a grammar that allows nothing, or is too complex
+            raise CannotReplay(str(error)) from None
     return None
 
 
@@ -266,14 +300,15 @@ def answering_role(receipt: ExplainedReceipt) -> Role:
 
 
 def _recompute(
-    file: ReceiptFile, explain: ExplainedTokens, models: ReplayModels, choice: int
+    file: ReceiptFile, sampling: SamplingConfig, models: ReplayModels, choice: int
 ) -> Iterator[int]:
     """Yield the token that the contract gives at each position, after the receipt's before it."""
-    receipt = file.receipt
+    receipt, explain = file.receipt, file.receipt.explain
+    assert explain is not None
     role = answering_role(receipt)
     prompts = {"target": explain.target_prompt_ids, "drafter": explain.drafter_prompt_ids}
-    bias = file.request.logit_bias
-    alone = (models.reader(role, prompts[role], bias),)
+    how = (sampling, pack_tokens(prompts[role]))
+    alone = (models.reader(role, prompts[role], *how),)
     together: Sequence[Reader] = alone
     if _needs_drafter(file, explain, choice):
         if receipt.contract == "target" and not explain.drafter_prompt_ids:
@@ -281,9 +316,9 @@ def _recompute(
                 "drafts of the target's own text, as by prompt lookup, are not in the receipt: "
                 "ask with a seed, so that the draft does not change the text"
             )
-        together = (*alone, models.reader("drafter", explain.drafter_prompt_ids, bias))
+        together = (*alone, models.reader("drafter", explain.drafter_prompt_ids, *how))
         if explain.witness_prompt_ids:
-            together = (*together, models.reader("target", explain.witness_prompt_ids, bias))
+            together = (*together, models.reader("target", explain.witness_prompt_ids, *how))
     settings = _settings(file, choice)
     token_ids, log_odds = explain.token_ids[choice], 0.0
     for position, origin in enumerate(explain.origins[choice]):

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from rapid.constraints.shaping import LogitBias
 from rapid.reference import Reader, Settings, Token, generate
-from rapid.replay import BiasedReader
+from rapid.replay import ShapedReader
 
 __all__ = ["Reference", "Settings", "load_reference"]
 
@@ -61,10 +62,10 @@ class Reference:
     logit_bias: Sequence[tuple[int, float]] = ()
 
     def readers(self) -> list[Reader | None]:
-        how = (self.vocab, dict(self.logit_bias))
-        drafter = self.drafter and BiasedReader(self.drafter, self.drafter_prompt, *how)
-        witness = self.witness_prompt and BiasedReader(self.target, self.witness_prompt, *how)
-        return [BiasedReader(self.target, self.target_prompt, *how), drafter, witness]
+        how = (self.vocab, LogitBias(self.logit_bias) if self.logit_bias else None)
+        drafter = self.drafter and ShapedReader(self.drafter, self.drafter_prompt, *how)
+        witness = self.witness_prompt and ShapedReader(self.target, self.witness_prompt, *how)
+        return [ShapedReader(self.target, self.target_prompt, *how), drafter, witness]
 
     def rest(self, readers: Sequence[Reader | None], so_far: Sequence[Token]) -> Iterator[Token]:
         target, drafter, witness = readers

@@ -15,10 +15,12 @@ import rapid
 from deployments.api.dialects.chat.wire import rapid_receipt
 from rapid.answering.request import RequestRun
 from rapid.asking import as_request
+from rapid.checkpoints.files import load_tokenizer
 from rapid.embedded.example import Example
 from rapid.embedded.generator import generate_document
 from rapid.pair import Pair, Stream
 from rapid.replay import CannotReplay, Mismatch, ReplayModels, find_mismatch, read_receipt
+from rapid.requests import SamplingFields
 from rapid.transfers import OWN_RULES
 from tests.deployments.cli.command import rapid as command
 
@@ -47,8 +49,7 @@ def ask(pair: Pair, num_choices: int = 1, **settings: object) -> Json:
     stream = Stream(pair, run.events())
     assert "".join(stream)
     assert stream.answer is not None
-    names = ("temperature", "top_p", "top_k", "logit_bias")
-    asked = {name: settings[name] for name in names if name in settings}
+    asked = {name: settings[name] for name in settings.keys() & SamplingFields.model_fields.keys()}
     receipt = rapid_receipt(stream.answer.receipt)
     return json.loads(json.dumps({"request": asked, "receipt": receipt, "models": MODELS}))
 
@@ -100,12 +101,65 @@ def test_a_bias_of_logits_is_part_of_the_contract(pair, models, mode, temperatur
     assert mismatch.position == 0
 
 
-def test_an_answer_that_follows_a_grammar_is_not_replayed(pair, models):
-    file = ask(pair, mode="plain", seed=7)
-    for name, value in (("structured_outputs", {"regex": "a"}), ("repetition_penalty", 1.2)):
-        file["request"] = ask(pair, mode="plain", seed=7)["request"] | {name: value}
-        with pytest.raises(CannotReplay, match="grammar or a penalty"):
-            replay(file, models)
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ada", "Bo"]}, "year": {"type": "integer", "maximum": 9999}},
+    "required": ["name", "year"],
+}
+
+
+FEW = [22, 25, 622, 914]
+END = load_tokenizer("embedded:target").eos_token_id
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("mode", ["plain", "lossless", "fused", "paper", "rag"])
+def test_a_grammar_is_part_of_the_contract(pair, models, mode, temperature):
+    settings = {"mode": mode, "temperature": temperature or (1.0 if mode == "paper" else 0.0)}
+    asked = {"structured_outputs": {"json": SCHEMA}, "max_tokens": 40}
+    file = ask(pair, seed=7, **asked, **settings)
+    assert replay(file, models) is None
+    (token_ids,) = file["receipt"]["explain"]["token_ids"]
+    was, token_ids[3] = token_ids[3], token_ids[3] + 1
+    assert replay(file, models) == Mismatch(0, 3, was + 1, was)
+
+
+@pytest.mark.parametrize(
+    "shaped",
+    [
+        {"presence_penalty": 2.0, "allowed_token_ids": [*range(20, 80)]},
+        {"frequency_penalty": 2.0, "allowed_token_ids": FEW},
+        {"repetition_penalty": 3.0, "penalize_documents": True},
+        {"min_tokens": 16, "logit_bias": {END: 50}},
+        {"allowed_token_ids": FEW},
+        {"bad_words": ["first", "deposit"]},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        {"structured_outputs": {"regex": "[a-z ]+"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mode", ["plain", "fused", "rag"])
+def test_what_shapes_logits_is_part_of_the_contract(pair, models, mode, shaped):
+    file = ask(pair, mode=mode, seed=7, temperature=1.5, **shaped)
+    assert replay(file, models) is None
+    del file["request"][next(iter(shaped))]
+    assert replay(file, models) is not None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ignore_eos": True},
+        {"guided_regex": "a"},
+        {"guided_choice": ["a"]},
+        {"tools": [{"type": "function"}]},
+        {"thinking_token_budget": 0},
+    ],
+    ids=str,
+)
+def test_a_field_that_cannot_be_replayed_is_named(good, models, changes):
+    with pytest.raises(CannotReplay, match=f"'{next(iter(changes))}' cannot be replayed"):
+        replay(good | {"request": good["request"] | changes}, models)
 
 
 @pytest.mark.parametrize("mode", ["plain", "fused", "rag"])
