@@ -60,8 +60,8 @@ def test_strict_tools_are_refused_where_vllm_drafts(pair: Any, is_strict: bool):
     services = replace(pair._services, pools=replace(pair._services.pools, vllm_drafts=True))
 
     def plan(mode: Any) -> Any:
-        asked = replace(REQUEST, tools=tools, speculation=SpeculationRequest(mode=mode, coupling="maximal"))
-        return Run(services, asked).plan
+        speculation = SpeculationRequest(mode=mode, coupling="maximal")
+        return Run(services, replace(REQUEST, tools=tools, speculation=speculation)).plan
 
     assert plan("plain").sampling.grammar is not None
     if is_strict:
