@@ -16,6 +16,7 @@ Writer = Literal["drafted", "corrected", "bonus", "target", "drafter"]
 Failover = Literal[
     "orchestrator lost", "target lost", "target hung", "drafter lost", "drafter hung"
 ]
+CutBy = Literal["grammar too complex"]
 EvidenceKind = Literal["copied", "needed", "present"]
 Cause = Literal[  # of a mode; metrics have it as a label, so it never holds a number or a name
     "asked for",
@@ -175,6 +176,7 @@ class ChoiceStatistics:
         refreshes: Number of times that the drafter's context was retrieved again.
         forced: Drafted tokens that were the only ones a grammar allows, and cost no forward.
         thinking_tokens: Those before the answer, with their marks.
+        cut_by: What ended it with the reason `length` before its length; None if nothing did.
     """
 
     rounds: int
@@ -187,6 +189,7 @@ class ChoiceStatistics:
     refreshes: int = 0
     forced: int = 0
     thinking_tokens: int = 0
+    cut_by: CutBy | None = None
 
     @property
     def drafted_rounds(self) -> int:

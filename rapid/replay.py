@@ -35,6 +35,7 @@ from rapid.transfers import Transfer
 Ids = tuple[int, ...]
 Role = Literal["target", "drafter"]
 # Fields of a request's body that shape logits by what a receipt does not have.
+_UNSET: tuple[object, ...] = (None, [], {}, "")
 _SHAPES = re.compile("tools$|guided_|thinking|reasoning|chat_template_kwargs$")
 
 
@@ -55,8 +56,9 @@ class SampledRequest(SamplingFields):
 
     def find_unknown(self) -> str | None:
         """Return a field that shaped the logits in a way that a replay does not know, if any."""
-        more = self.model_extra or {}
-        return next((name for name in more if more[name] and _SHAPES.match(name)), None)
+        given = (self.model_extra or {}).items()
+        names = (name for name, value in given if value not in _UNSET)  # a budget of 0 says much
+        return next(filter(_SHAPES.match, names), None)
 
 
 class KnownToken(_Part):

@@ -3,7 +3,8 @@
 The scripts are those of `examples/clients/`, each with what is tried and asserted. Their packages,
 pinned, live in virtual environments below `build/clients`, as some ask for other versions than the
 others do, and those in JavaScript in a folder beside them. The first run installs
-them. ``--url`` asks a server that runs. Where there is no node, those that need it are not run.
+them. ``--url`` asks a server that runs, and ``--embedder`` tries its vectors, which the shipped
+embedder has none of. Where there is no node, those that need it are not run.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def install_node(npm: str) -> Path:
     return folder
 
 
-def run(script: Path, url: str) -> bool:
+def run(script: Path, url: str, embedder: str | None = None) -> bool:
     """Run a client's script, which prints what works; return whether all did, or none was tried."""
     print(f"# {script.stem}", flush=True)
     command: list[str | Path]
@@ -63,7 +64,8 @@ def run(script: Path, url: str) -> bool:
         command = [python, script]
     # Nothing of this is sent to anybody.
     quiet = {"OPENAI_AGENTS_DISABLE_TRACING": "1", "DO_NOT_TRACK": "1", "OPENAI_API_KEY": "none"}
-    return subprocess.run([*command, url], env=os.environ | quiet, check=False).returncode == 0
+    given = [url] if embedder is None else [url, embedder]
+    return subprocess.run([*command, *given], env=os.environ | quiet, check=False).returncode == 0
 
 
 @contextlib.contextmanager
@@ -82,13 +84,16 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(scripts()))
     parser.add_argument("--url", help="of a server that runs; otherwise one is started")
+    parser.add_argument("--embedder", help="of that server, as requests name it")
     options = parser.parse_args()
     known = scripts()
     for name in options.names:
         if name not in known:
             parser.error(f"there is no client {name!r}: name one of {', '.join(known)}")
     with serve(options.url) as url:
-        failed = [each for each in options.names or known if not run(known[each], url)]
+        failed = [
+            each for each in options.names or known if not run(known[each], url, options.embedder)
+        ]
     if failed:
         sys.exit(f"not all works with {', '.join(failed)}")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from langchain.agents import create_agent
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI, OpenAI
-from tries import KEY, MODEL, QUESTION, URL, Light, light_of, run
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
+from tries import EMBEDDER, KEY, MODEL, QUESTION, URL, Light, light_of, run
 
 SETTINGS = {
     "base_url": f"{URL}/v1",
@@ -61,6 +61,13 @@ def completions() -> None:
     assert OpenAI(max_tokens=8, **SETTINGS).invoke("The code of the door")
 
 
+def embeddings() -> None:
+    # The default cuts texts into the tokens of OpenAI's own models, which no other server has.
+    asked = OpenAIEmbeddings(check_embedding_ctx_length=False, **SETTINGS | {"model": EMBEDDER})
+    first, second = asked.embed_documents([QUESTION, "Who built the bridge?"])
+    assert len(first) == len(second) == len(asked.embed_query(QUESTION))
+
+
 def overflow_is_recognised() -> None:
     try:
         model.invoke("word " * 30_000)
@@ -80,4 +87,5 @@ run(
     responses,
     completions,
     overflow_is_recognised,
+    embeddings=embeddings,
 )

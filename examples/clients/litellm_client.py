@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import litellm
-from tries import KEY, MODEL, QUESTION, URL, Light, run
+from tries import EMBEDDER, KEY, MODEL, QUESTION, URL, Light, run
 
 litellm.telemetry = False
 ASK = [{"role": "user", "content": QUESTION}]
@@ -54,6 +54,14 @@ def responses() -> None:
     assert answer.output
 
 
+def embeddings() -> None:
+    for provider in ("openai", "hosted_vllm"):
+        found = litellm.embedding(
+            f"{provider}/{EMBEDDER}", [QUESTION, "Who built the bridge?"], **SERVER
+        )
+        assert len(found.data) == 2
+
+
 def overflow_is_recognised() -> None:
     for name in NAMES:
         try:
@@ -63,4 +71,13 @@ def overflow_is_recognised() -> None:
         raise AssertionError(f"{name}: no ContextWindowExceededError")
 
 
-run(completion, stream, parse, tools, text_completion, responses, overflow_is_recognised)
+run(
+    completion,
+    stream,
+    parse,
+    tools,
+    text_completion,
+    responses,
+    overflow_is_recognised,
+    embeddings=embeddings,
+)

@@ -1,11 +1,12 @@
-"""LlamaIndex: completions, chats, structured answers."""
+"""LlamaIndex: completions, chats, structured answers, embeddings."""
 
 from __future__ import annotations
 
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
-from tries import KEY, MODEL, QUESTION, URL, Light, run
+from tries import EMBEDDER, KEY, MODEL, QUESTION, URL, Light, run
 
 SETTINGS = {
     "model": MODEL,
@@ -39,4 +40,10 @@ def parse() -> None:
     assert isinstance(chats.structured_predict(Light, PromptTemplate(QUESTION)), Light)
 
 
-run(complete, complete_by_chat, chat, stream_chat, parse)
+def embeddings() -> None:
+    asked = OpenAILikeEmbedding(EMBEDDER, api_base=f"{URL}/v1", api_key=KEY, timeout=300)
+    first, second = asked.get_text_embedding_batch([QUESTION, "Who built the bridge?"])
+    assert len(first) == len(second) == len(asked.get_query_embedding(QUESTION))
+
+
+run(complete, complete_by_chat, chat, stream_chat, parse, embeddings=embeddings)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import openai
-from pydantic_ai import Agent, NativeOutput, ToolOutput
+from pydantic_ai import (
+    Agent,
+    NativeOutput,
+    PromptedOutput,
+    ToolOutput,
+    UnexpectedModelBehavior,
+    capture_run_messages,
+)
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from tries import KEY, MODEL, QUESTION, URL, Light, run
@@ -52,6 +59,16 @@ def output_by_schema() -> None:
     assert isinstance(agent.run_sync(QUESTION).output, Light)
 
 
+def output_by_prompt() -> None:
+    agent = Agent(_over_chat(), output_type=PromptedOutput(Light), model_settings=SETTINGS)
+    with capture_run_messages() as messages:
+        try:
+            assert isinstance(agent.run_sync(QUESTION).output, Light)
+        except UnexpectedModelBehavior:  # the small models fill an object without end
+            answers = [each for each in messages if each.kind == "response"]
+            assert all(each.text.startswith("{") for each in answers)
+
+
 def responses() -> None:
     agent = Agent(_over_responses(), model_settings=SETTINGS)
     assert agent.run_sync(QUESTION).output
@@ -62,11 +79,18 @@ def responses_output_by_tool() -> None:
     assert isinstance(agent.run_sync(QUESTION).output, Light)
 
 
+def responses_output_by_schema() -> None:
+    agent = Agent(_over_responses(), output_type=NativeOutput(Light), model_settings=SETTINGS)
+    assert isinstance(agent.run_sync(QUESTION).output, Light)
+
+
 run(
     text_and_history,
     stream,
     output_by_tool,
     output_by_schema,
+    output_by_prompt,
     responses,
     responses_output_by_tool,
+    responses_output_by_schema,
 )

@@ -1,4 +1,7 @@
-"""Runs what is tried with a client, against the server at the address on the command line."""
+"""Runs what is tried with a client, against the server at the address on the command line.
+
+Behind it may stand the name of the server's embedder, by which embeddings are tried.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pydantic import BaseModel
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
 MODEL = "rapid-embedded"
+EMBEDDER = sys.argv[2] if len(sys.argv) > 2 else ""  # where the server has one with vectors
 KEY = "none"  # a server without keys takes any
 QUESTION = "Which code opens the door of the harbour?"
 
@@ -26,10 +30,15 @@ def light_of(place: Literal["harbour", "bridge"]) -> str:
     return f"The light of the {place} is white."
 
 
-def run(*tries: Callable[[], None]) -> None:
-    """Try each, print `ok` or `failed` with its name, and exit with 1 if any failed."""
+def run(*tries: Callable[[], None], embeddings: Callable[[], None] | None = None) -> None:
+    """Try each, print `ok` or `failed` with its name, and exit with 1 if any failed.
+
+    `embeddings` are tried where the server has an embedder with vectors.
+    """
     has_failed = False
-    for each in tries:
+    for each in (*tries, embeddings if EMBEDDER else None):
+        if each is None:
+            continue
         try:
             each()
         except Exception as error:

@@ -126,6 +126,7 @@ class GrowingAnswer:
         except GrammarTooComplex as error:
             num_tokens = len(self.statistics.token_ids)
             logger.warning("choice %d is cut behind %d tokens: %s", self.choice, num_tokens, error)
+            self.statistics.cut_by = "grammar too complex"
             for each in self._tell(self._cut()):
                 yield each
 

@@ -135,8 +135,8 @@ def check_vllm_drafts(
     is_bounded = request.thinking != ThinkingRequest()  # as its end would be by a budget
     if sampling.follows_answer or sampling.allowed_token_ids or is_bounded:
         raise BadRequest(
-            "A drafter that vLLM computes follows no grammar, penalty or bound of tokens: ask with "
-            "rapid.mode 'plain', or without them.",
+            "A drafter that vLLM computes follows no grammar (as of strict tools), penalty or "
+            "bound of tokens: ask with rapid.mode 'plain', or without them.",
             "rapid.mode",
             "invalid_value",
         )

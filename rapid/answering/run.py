@@ -110,7 +110,10 @@ class Run:
         if tools is None:
             return given
         is_bounded = request.min_tokens or request.allowed_token_ids or request.bad_words
-        is_free = is_bounded or request.ignore_eos or self.services.pools.vllm_drafts
+        # Strict tools are refused there, rather than drafted for without their grammar.
+        is_strict = any(each.is_strict for each in tools.callable_ones)
+        has_vllm = self.services.pools.vllm_drafts and request.speculation.mode != "plain"
+        is_free = is_bounded or request.ignore_eos or (has_vllm and not is_strict)
         if is_free and not tools.must_call:
             return given  # which a grammar would contradict, or nobody would follow
         return compile_calls(tools, self._text.call_form, self._text.call_tokens, given)

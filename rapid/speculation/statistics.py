@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from rapid.messages import Verdict
-from rapid.receipt import ChoiceStatistics, Origin, TokenProbs
+from rapid.receipt import ChoiceStatistics, CutBy, Origin, TokenProbs
 from rapid.speculation.lookup import LOOKUP
 
 
@@ -18,6 +18,7 @@ class RoundStatistics:
     drafted: int = 0
     forced: int = 0
     thinking_tokens: int = 0  # told by the code that reads the text
+    cut_by: CutBy | None = None  # likewise
     accepted: int = 0
     copied: int = 0  # drafted tokens that the text itself gave, and those of them
     copied_accepted: int = 0  # that were accepted
@@ -80,4 +81,5 @@ class RoundStatistics:
             refreshes=self.refreshes,
             forced=self.forced,
             thinking_tokens=self.thinking_tokens,
+            cut_by=self.cut_by,
         )

@@ -152,7 +152,7 @@ def test_a_token_that_the_grammar_forbids_is_named(pair, models):
     [
         ("tools", [{"type": "function", "function": {"name": "look"}}]),
         ("guided_regex", "a+"),
-        ("thinking_token_budget", 5),
+        ("thinking_token_budget", 0),
         ("chat_template_kwargs", {"enable_thinking": True}),
     ],
 )

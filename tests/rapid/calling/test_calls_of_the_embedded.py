@@ -11,6 +11,7 @@ import pytest
 
 import rapid
 from rapid.answering.request import RequestRun
+from rapid.answering.run import Run
 from rapid.chat_messages import (
     Message,
     Tool,
@@ -51,6 +52,23 @@ REQUEST = GenerateRequest(
 def pair() -> Any:
     with rapid.open("embedded:target", drafter="embedded:drafter") as opened:
         yield opened
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_strict_tools_are_refused_where_vllm_drafts(pair: Any, is_strict: bool):
+    tools = Tools((Tool("look_up", json.dumps(SCHEMA), is_strict=is_strict),))
+    services = replace(pair._services, pools=replace(pair._services.pools, vllm_drafts=True))
+
+    def plan(mode: Any) -> Any:
+        speculation = SpeculationRequest(mode=mode, coupling="maximal")
+        return Run(services, replace(REQUEST, tools=tools, speculation=speculation)).plan
+
+    assert plan("plain").sampling.grammar is not None
+    if is_strict:
+        with pytest.raises(BadRequest, match="strict tools"):
+            plan("lossless")
+    else:
+        assert plan("lossless").sampling.grammar is None
 
 
 def ask(pair: Any, request: GenerateRequest) -> list[GenerationEvent]:

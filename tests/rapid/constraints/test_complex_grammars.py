@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import rapid
+from deployments.api.dialects.chat.wire import rapid_receipt
 from rapid.answering.request import RequestRun
 from rapid.chat_messages import Message
 from rapid.checkpoints.text import ChatText
@@ -116,6 +117,7 @@ def test_of_several_answers_one_whose_grammar_becomes_too_complex_is_cut(
     assert is_valid(texts[1])
     assert not is_valid_json(texts[0])
     assert isinstance(finished, Finished)
+    assert rapid_receipt(finished.receipt)["cut_by"] == ["grammar too complex", None]
 
 
 def is_valid_json(text: str) -> bool:

@@ -282,6 +282,8 @@ def rapid_receipt(receipt: Receipt) -> Json:
         body["query"] = receipt.joined_query
     if receipt.passages is not None:
         body["passages"] = asdict(receipt.passages)
+    if any(choice.cut_by for choice in receipt.choices):
+        body["cut_by"] = [choice.cut_by for choice in receipt.choices]
     if receipt.ignored:
         body["ignored"] = list(receipt.ignored)
     if receipt.left_out:
