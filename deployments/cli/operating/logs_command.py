@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli.terminal import fail, note
+from deployments.cli.operating.log_lines import shorten
+from deployments.cli.terminal import fail, note, out
 
 _LOOK_S = 0.5  # between two looks for more lines
 
@@ -52,15 +53,20 @@ def logs(
     ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines of each.", min=1)] = 50,
 ) -> None:
-    """Print the output of this folder's server, also of one that has ended."""
+    """Print the output of this folder's server, also of one that has ended.
+
+    A line has its time, its part and its text. A pool's lines go to a file or a program as they
+    are, with all their fields.
+    """
     from deployments.cli.server.server_process import running_pid
 
     files = _find_files(pool, lines)
+    is_whole = pool is not None and not out.is_terminal
     is_empty = True
     while True:
         is_over = not follow or running_pid() is None
         for line in files.read_more():
-            typer.echo(line)
+            typer.echo(line if is_whole else shorten(line))
             is_empty = False
         if is_over:
             break

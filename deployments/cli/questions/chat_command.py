@@ -179,6 +179,8 @@ class Conversation:
             case "/why", []:
                 self._explain()
             case _:
+                if command != "/help":
+                    note(f"{line} is no command here; there are:")
                 note(_HELP.format(modes=", ".join(get_args(Mode))))
         return True
 

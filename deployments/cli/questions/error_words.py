@@ -28,6 +28,16 @@ _PHRASES: Mapping[str, tuple[str, str]] = {
     "`mode: rag`": ("`--mode rag`", "`/mode rag`"),
     "`too_long: sections`": ("`--sections`", "`--sections`"),
 }
+# What the API says of a request's key, and what a person does about it.
+_KEYS: Mapping[str, str] = {
+    "You did not provide an API key": (
+        "this server wants an API key: give it with --api-key, or set RAPID_API_KEY"
+    ),
+    "Incorrect API key": (
+        "the server does not take this API key: check --api-key and RAPID_API_KEY, or ask its "
+        "operator for another"
+    ),
+}
 _DOCUMENT = re.compile(r"\brapid\.documents\[([0-9]+)\](?:\.text|\.name)?")
 _MESSAGE = re.compile(r"\bmessages\[[0-9]+\](?:\.content)?")
 _ANY_FIELD = re.compile(
@@ -42,6 +52,11 @@ _ANSWER_TOO_LONG = re.compile(
     r"(?P<most>\d+)"
 )
 _MUCH_TOO_LONG = re.compile(r"prompt has more than the (?P<most>\d+) tokens of the target's")
+
+
+def tell_of_key(message: str) -> str | None:
+    """Return what to do about a refusal for want of a right key; None of another refusal."""
+    return next((told for start, told in _KEYS.items() if message.startswith(start)), None)
 
 
 def is_of_option(error: Mapping[str, Any]) -> bool:
@@ -63,7 +78,7 @@ def advise(
         asker: How the question was asked.
     """
     message = str(error["message"])
-    if told := _tell_what_fits(message, num_chars, asker):
+    if told := tell_of_key(message) or _tell_what_fits(message, num_chars, asker):
         return told
     at = 0 if asker == "option" else 1
     for phrase, said in _PHRASES.items():

@@ -18,6 +18,8 @@ _ENCODINGS = {"cp1252": "Windows-1252 (Latin-1)", "utf-8": "UTF-8 with broken pl
 _QUICK_S = 2.0  # a thousand pages take longer; nobody wonders before
 _MOST_NAMED = 3  # of the largest documents
 
+_Exceeded = tuple[str, str, int, int]  # a setting, its unit, what there is, what is taken
+
 
 def read_documents(paths: Sequence[Path]) -> dict[str, ParsedText]:
     """Return the texts of files, folders and patterns by their names; `-` is standard input.
@@ -76,28 +78,31 @@ def check_sizes(body: Mapping[str, Any], card: Mapping[str, Any]) -> bytes:
         )
     num_chars = sum(len(each["text"]) for each in documents)
     num_chars += sum(len(each["content"]) for each in body["messages"])
-    most = limits.get("max_characters")
-    if most is not None and num_chars > most:
-        _refuse_size(documents, num_chars, most, "characters")
     content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-    most = limits.get("max_body_bytes")
-    if most is not None and len(content) > most:
-        _refuse_size(documents, len(content), most, "bytes")
+    most_chars, most_bytes = limits.get("max_characters"), limits.get("max_body_bytes")
+    exceeded: list[_Exceeded] = []
+    if most_chars is not None and num_chars > most_chars:
+        exceeded.append(("api.max_characters", "characters", num_chars, most_chars))
+    if most_bytes is not None and len(content) > most_bytes:
+        exceeded.append(("api.max_body_bytes", "bytes", len(content), most_bytes))
+    if exceeded:
+        _refuse_size(documents, exceeded)
     return content
 
 
-def _refuse_size(
-    documents: Sequence[Mapping[str, str]], size: int, most: int, unit: str
-) -> NoReturn:
+def _refuse_size(documents: Sequence[Mapping[str, str]], exceeded: Sequence[_Exceeded]) -> NoReturn:
     largest = sorted(documents, key=lambda each: -len(each["text"]))
     named = [f"{each['name']} has {_mega(len(each['text']))}" for each in largest[:_MOST_NAMED]]
     if len(documents) > _MOST_NAMED:
         named.append(f"{len(documents) - _MOST_NAMED} more")
-    typed = f"api.{'max_characters' if unit == 'characters' else 'max_body_bytes'}"
+    _, unit, size, most = exceeded[0]
+    together = f"; that is {_mega(size)} together" * (len(documents) != 1)
+    # Of one document there is no fewer; who raises one limit must not meet the next.
+    less = "ask about a part of the file" if len(documents) == 1 else "name fewer or smaller files"
     fail(
-        f"{', '.join(named) or 'the question is too long'}; that is {_mega(size)} together, and "
-        f"this server takes {_mega(most)} ({most:,} {unit}) in a question: name fewer or smaller "
-        f"files, or raise {typed} in its configuration",
+        f"{', '.join(named) or 'the question is too long'}{together}, and this server takes "
+        f"{_mega(most)} ({most:,} {unit}) in a question: {less}, or raise "
+        f"{' and '.join(name for name, *_ in exceeded)} in its configuration",
         USAGE,
     )
 

@@ -76,8 +76,12 @@ def give_up(client: httpx.Client, error: Exception) -> NoReturn:
 
 def refuse(status: int, content: bytes) -> NoReturn:
     """End the command because of a refusal, in the server's words where it has some."""
+    from deployments.cli.questions.error_words import tell_of_key
+
     error = parse_body(content).get("error")
     if isinstance(error, dict) and error.get("message"):
+        if told := tell_of_key(error["message"]):
+            fail(told)
         again = " Asking again may help." if error.get("retryable") else ""
         fail(f"{error['message']}{again}")
     fail(f"the server answered {status}: is this a RAPID server, and has it finished starting?")

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from deployments.cli.operating import logs_command
 from deployments.cli.operating.logs_command import GrowingFiles
@@ -70,3 +71,17 @@ def test_a_file_that_begins_anew_is_read_from_its_start(folder):
     (folder / ".run" / "serve.log").write_text("9\n")
     assert list(files.read_more()) == ["9"]
     assert list(files.read_more()) == []
+
+
+def test_the_servers_output_is_read_without_rays_prefixes(folder):
+    said = "\x1b[36m(Proxy pid=94)\x1b[0m Lost.\n"
+    (folder / ".run" / "serve.log").write_text(said)
+    assert rapid("logs").stdout == "Proxy  Lost.\n"
+
+
+def test_a_pools_lines_are_whole_for_programs_and_short_on_a_terminal(folder, monkeypatch):
+    line = '{"asctime": "2026-11-27 14:47:04,5", "message": "ok", "deployment": "rapid_Target"}'
+    (folder / "session" / "logs" / "serve" / "replica_rapid_Target_abc.log").write_text(line + "\n")
+    assert line in rapid("logs", "--pool", "target").stdout
+    monkeypatch.setattr(logs_command, "out", Console(force_terminal=True))
+    assert "2026-11-27 14:47:04  rapid_Target  ok" in rapid("logs", "--pool", "target").stdout

@@ -208,7 +208,9 @@ class TestAsk:
     def test_keys(self, serve, monkeypatch):
         server = serve(keys=(ApiKey(tenant="acme", sha256=hash_key("sk-1")),))
         refused = rapid("ask", "Who?", "--url", server.url)
-        assert (refused.exit_code, "API key" in refused.stderr) == (1, True)
+        assert (refused.exit_code, "give it with --api-key, or set" in refused.stderr) == (1, True)
+        wrong = rapid("ask", "Who?", "--url", server.url, "--api-key", "sk-2")
+        assert (wrong.exit_code, "check --api-key and RAPID_API_KEY" in wrong.stderr) == (1, True)
         monkeypatch.setenv("RAPID_API_KEY", "sk-1")
         assert rapid("ask", "Who?", "--url", server.url).exit_code == 0
 

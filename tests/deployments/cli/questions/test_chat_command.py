@@ -51,7 +51,7 @@ def test_a_document_that_is_added_stands_where_it_came(serve, notes, tmp_path):
 
 
 def test_commands(serve, notes):
-    lines = ["/why", "/mode rag", "Who?", "/sources", "/why", "/mode x", "/add 'a", "/help"]
+    lines = ["/why", "/mode rag", "Who?", "/sources", "/why", "/mode x", "/add 'a", "/sources 2"]
     (request,), result = talk(serve, *lines, "/quit", "Not asked", files=(notes,))
     assert request.speculation.mode == "rag"
     assert "nothing has been answered yet" in result.stderr
@@ -60,7 +60,7 @@ def test_commands(serve, notes):
     )
     assert "/mode takes one of plain, lossless" in result.stderr
     assert "No closing quotation" in result.stderr
-    assert "/add FILE...   more documents" in result.stderr
+    assert "/sources 2 is no command here; there are:\n/add FILE...   more" in result.stderr
     assert "notes" in result.stdout.splitlines()[1]
 
 

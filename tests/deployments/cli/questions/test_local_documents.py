@@ -131,3 +131,12 @@ def test_what_the_server_would_refuse_is_not_sent(serve, tmp_path, limits, said)
     assert said in result.stderr
     if "max_documents" not in limits:
         assert "big.txt has 0.9 MB, small.txt has 0.002 MB" in result.stderr
+
+
+def test_of_one_document_a_part_is_advised_and_every_limit_that_is_in_the_way(serve, tmp_path):
+    (tmp_path / "big.md").write_text("x" * 300_000)
+    server = serve(max_characters=100_000, max_body_bytes=200_000)
+    result = rapid("ask", "-d", str(tmp_path / "big.md"), "Who?", "--url", server.url)
+    assert "ask about a part of the file, or raise api.max_characters and api.max_body_bytes" in (
+        result.stderr
+    )
