@@ -143,6 +143,14 @@ class EvalOptions:
         str | None,
         _how(help="With --node: fp8 or int4, of the large models' weights.", metavar="NAME"),
     ] = None
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        _what(
+            help="Run nothing: the differences of two kept runs over the same items, the second "
+            "minus the first.",
+            metavar="RUN RUN",
+        ),
+    ] = None
     out_dir: Annotated[
         Path | None,
         _how(

@@ -33,6 +33,9 @@ def evaluate(options: EvalOptions) -> None:
         return
     if options.as_json:
         fail("--json is for --list: a run writes OUT/results.jsonl", USAGE)
+    if options.compare is not None:
+        _compare(*options.compare)
+        return
     if (options.task is None) == (not options.recipe and options.node is None):
         fail("give --task or --recipe (--list shows what there is), or --node without --task")
     if options.quantization is not None and options.node is None:
@@ -52,6 +55,17 @@ def evaluate(options: EvalOptions) -> None:
                 show_plan(plan, folder, options)
             else:
                 _run(plan, folder, options)
+    except (RapidError, ValueError, OSError) as error:
+        fail(str(error))
+
+
+def _compare(before: Path, after: Path) -> None:
+    from deployments.cli.evals.eval_display import show_summary
+    from evaluation.reports.comparison import compare
+    from rapid.errors import RapidError
+
+    try:
+        show_summary(compare(before, after), out)
     except (RapidError, ValueError, OSError) as error:
         fail(str(error))
 

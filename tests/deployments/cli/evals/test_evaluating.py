@@ -34,6 +34,21 @@ def test_a_run_is_answered_reported_and_resumed(task, tmp_path):
     assert "settings.batch: 8 then, 2 now" in words(other)
 
 
+def test_two_kept_runs_are_compared(task, tmp_path):
+    runs = [str(tmp_path / name) for name in "ab"]
+    for run in runs:
+        assert (
+            rapid_eval("--task", task, "--limit", "1", "--workers", "1", "--out", run).exit_code
+            == 0
+        )
+    told = rapid_eval("--compare", *runs)
+    assert told.exit_code == 0
+    assert f"{runs[1]} minus {runs[0]}" in told.output
+    assert "| plain | 1 |" in told.output
+    missing = rapid_eval("--compare", runs[0], str(tmp_path / "c"))
+    assert (missing.exit_code, "cannot be read" in words(missing)) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
