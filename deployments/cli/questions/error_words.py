@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from deployments.cli.server.server_client import tell_of_key
+
 Asker = Literal["option", "command"]
 """Where a person asks: with options of ``rapid ask``, or commands of ``rapid chat``."""
 
@@ -28,16 +30,6 @@ _PHRASES: Mapping[str, tuple[str, str]] = {
     "`mode: rag`": ("`--mode rag`", "`/mode rag`"),
     "`too_long: sections`": ("`--sections`", "`--sections`"),
 }
-# What the API says of a request's key, and what a person does about it.
-_KEYS: Mapping[str, str] = {
-    "You did not provide an API key": (
-        "this server wants an API key: give it with --api-key, or set RAPID_API_KEY"
-    ),
-    "Incorrect API key": (
-        "the server does not take this API key: check --api-key and RAPID_API_KEY, or ask its "
-        "operator for another"
-    ),
-}
 _DOCUMENT = re.compile(r"\brapid\.documents\[([0-9]+)\](?:\.text|\.name)?")
 _MESSAGE = re.compile(r"\bmessages\[[0-9]+\](?:\.content)?")
 _ANY_FIELD = re.compile(
@@ -52,11 +44,6 @@ _ANSWER_TOO_LONG = re.compile(
     r"(?P<most>\d+)"
 )
 _MUCH_TOO_LONG = re.compile(r"prompt has more than the (?P<most>\d+) tokens of the target's")
-
-
-def tell_of_key(message: str) -> str | None:
-    """Return what to do about a refusal for want of a right key; None of another refusal."""
-    return next((told for start, told in _KEYS.items() if message.startswith(start)), None)
 
 
 def is_of_option(error: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 5.0  # loopback answers at once, a far server within a second
 SILENCE_TIMEOUT_S = 60.0  # beyond what the server says it may be silent; else it answers at once
+
+# What the API says of a request's key, and what a person does about it.
+_KEYS: Mapping[str, str] = {
+    "You did not provide an API key": (
+        "this server wants an API key: give it with --api-key, or set RAPID_API_KEY"
+    ),
+    "Incorrect API key": (
+        "the server does not take this API key: check --api-key and RAPID_API_KEY, or ask its "
+        "operator for another"
+    ),
+}
 
 Url = Annotated[str, typer.Option(envvar="RAPID_URL", help="Where the server is.")]
 KeyOption = Annotated[
@@ -74,10 +86,13 @@ def give_up(client: httpx.Client, error: Exception) -> NoReturn:
     fail(f"the server at {client.base_url} went silent ({type(error).__name__}): ask again")
 
 
+def tell_of_key(message: str) -> str | None:
+    """Return what to do about a refusal for want of a right key; None of another refusal."""
+    return next((told for start, told in _KEYS.items() if message.startswith(start)), None)
+
+
 def refuse(status: int, content: bytes) -> NoReturn:
     """End the command because of a refusal, in the server's words where it has some."""
-    from deployments.cli.questions.error_words import tell_of_key
-
     error = parse_body(content).get("error")
     if isinstance(error, dict) and error.get("message"):
         if told := tell_of_key(error["message"]):
