@@ -178,8 +178,15 @@ def _two_and_five(y: float, _: object) -> str:
 
 
 def _eta(run: RunResults) -> Any:
-    """Draw the score by eta, with a column per kind of retrieval and a row per system."""
-    systems = [system for system in run.systems if system.fuses]
+    """Draw the score by eta, with a column per kind of retrieval and a row per system.
+
+    The controls are left out: they have the eta of what they control, or that of the plain mean.
+    """
+    systems = [
+        system
+        for system in run.systems
+        if system.fuses and system.reads_everything and system.transfer != "mixture"
+    ]
     families = run.families
     if not families or not systems:
         return None
