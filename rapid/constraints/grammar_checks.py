@@ -38,7 +38,8 @@ def find_limits() -> LLParserLimits:
         # 250,000; the usual million was up to 6 s of an engine and 350 MB.
         initial_lexer_fuel=500_000,
         max_grammar_size=50_000,  # symbols: 900 properties have less than 20,000
-        # As many characters can be counted by `maxLength`; a state has 1.4 KB, of every answer.
+        # Of all answers together that have a copy of the grammar. A character that `maxLength`
+        # counts takes one state or, of several bytes, several; a state has 1.4 KB.
         max_lexer_states=2**15,
         verbose_errors=False,  # whose text would be a grammar's
     )

@@ -7,9 +7,10 @@ proposes is allowed.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, cached_property
 from typing import Any, TypeAlias
@@ -66,7 +67,15 @@ class Grammars:
             self._compiled.move_to_end(grammar)
             if len(self._compiled) > _MOST_COMPILED:
                 self._compiled.popitem(last=False)
-            return GrammarShaping(matcher.deep_copy(), self.eos_ids)
+            shaping = GrammarShaping(matcher.deep_copy(), self.eos_ids)
+            shaping.on_error = functools.partial(self._forget, grammar, matcher)
+            return shaping
+
+    def _forget(self, grammar: str, matcher: LLMatcher) -> None:
+        """Keep a matcher no longer: all copies share their states, and it has too many."""
+        with self._lock:
+            if self._compiled.get(grammar) is matcher:
+                del self._compiled[grammar]
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -92,6 +101,7 @@ class GrammarShaping(Shaping):
     """
 
     def __init__(self, matcher: LLMatcher, eos_ids: Collection[int]) -> None:
+        self.on_error: Callable[[], None] = lambda: None  # called when the grammar is too complex
         self._matcher, self._eos_ids = matcher, eos_ids
         self._num_behind = 0  # tokens from the first one on that is not the grammar's
         self._path: list[int] = []  # tokens that the matcher has consumed
@@ -102,7 +112,7 @@ class GrammarShaping(Shaping):
     @override
     def shape(self, row: torch.Tensor) -> torch.Tensor:
         self._settle()
-        _check(self._matcher)
+        self._check()
         return row if self._num_behind else forbid(row, self._find_mask())
 
     @override
@@ -127,6 +137,11 @@ class GrammarShaping(Shaping):
         is_allowed = bool(self._matcher.try_consume_tokens([token]))
         self._path += [token] * is_allowed
         return is_allowed
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            self.on_error()
+            _check(self._matcher)
 
     def _leave_path(self) -> None:
         """Move the matcher back to the place, and forget what was behind it."""
@@ -192,7 +207,11 @@ class GrammarShaping(Shaping):
         mask = self._masks.get(self._place)
         if mask is None:
             self._leave_path()
-            mask = self._masks[self._place] = find_allowed(self._matcher)
+            try:
+                mask = self._masks[self._place] = find_allowed(self._matcher)
+            except GrammarTooComplex:
+                self.on_error()
+                raise
             for place in [each for each in self._masks if each <= self._place - _MOST_MASKS]:
                 del self._masks[place]
         return mask

@@ -38,7 +38,8 @@ _MOST_PASSES = 32  # over a schema, until its references have told what they lea
 _DATA = {"const", "enum", "default", "examples"}  # keywords whose values are no schemas
 # What may hide a sign, and the signs. Source: parser/src/lark/lexer.rs of llguidance.
 _LARK = re.compile(
-    r"<[^<>\s]+>|\"(?:\\.|[^\"\\])*\"|(?:#|//)[^\n]*|/(?:\\.|[^/\\])+/|%json\s*|&|~\s*[0-9]?"
+    # A string or an expression that has no end reaches to the end of all, so that it is read once.
+    r"<[^<>\s]+>|\"(?:\\.|[^\"\\])*+\"?|(?:#|//)[^\n]*|/(?:\\.|[^/\\])++/?|%json\s*|&|~\s*[0-9]?"
 )
 
 
@@ -217,6 +218,8 @@ def compile_choices(choices: object) -> str:
     texts = choices if isinstance(choices, list | tuple) else ()
     if not texts or not all(isinstance(each, str) and each for each in texts):
         raise UnusableGrammar("must be a list of texts, none of them empty")
+    if sum(map(len, texts)) > MAX_GRAMMAR:
+        raise UnusableGrammar(_TOO_LONG)
     # A string of Lark is written as JSON writes one.
     return compile_lark(f"start: {' | '.join(map(json.dumps, texts))}")
 
@@ -256,6 +259,8 @@ def _as_text(given: object) -> str:
             raise UnusableGrammar("must be a text that is not empty")
     except UnicodeEncodeError:
         raise UnusableGrammar("has a lone surrogate (half of an escaped character)") from None
+    if len(given) > MAX_GRAMMAR:  # else looking through it takes long
+        raise UnusableGrammar(_TOO_LONG)
     return given
 
 

@@ -53,7 +53,7 @@ class PromptIndex:
         else:
             return 0, 0
         if size == LEAST_MATCH:  # sorted by the token that follows
-            return int(max(ends)), size
+            return int(np.max(ends)), size
         ends = np.asarray(ends)[-_MOST_PLACES:]
         back = np.arange(1, len(tail) + 1)
         before = self._padded[ends[:, None] + LONGEST_MATCH - back]

@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import pytest
+import torch
 from llguidance import LLMatcher
 
 from rapid.calling.call_forms import QWEN_CODER
@@ -20,6 +21,7 @@ from rapid.constraints.grammars import Grammars
 from rapid.constraints.structured_outputs import (
     MAX_DEPTH,
     UnusableGrammar,
+    compile_choices,
     compile_lark,
     compile_regex,
     compile_schema,
@@ -223,6 +225,32 @@ def test_an_engine_has_the_limits_of_the_door():
     assert find_fault(grammar)
     with pytest.raises(GrammarTooComplex):
         grammars.open(grammar)
+
+
+def test_rules_without_an_end_are_looked_through_once():
+    """Each escaped quote, or slash, may begin a string that is never closed."""
+    for text in ('\\"' * 2**14, "\\/" * 2**14):
+        found = list(structured_outputs._LARK.finditer(f"start: {text[1:]}"))
+        assert len(found) == 1
+    for compile_text in (compile_lark, compile_regex, lambda text: compile_choices([text])):
+        with pytest.raises(UnusableGrammar, match="is too long"):
+            compile_text('\\"' * 2**20)
+
+
+def test_an_answer_that_reaches_the_limit_spoils_the_grammar_of_no_later_one():
+    tokenizer = load_tokenizer("embedded:target")
+    grammars = Grammars(tokenizer, {tokenizer.eos_token_id}, len(tokenizer))
+    grammar = compile_schema({"type": "string", "maxLength": 30_000})
+
+    def follow(num_words: int) -> None:
+        shaping = grammars.open(grammar)
+        for token in tokenizer.encode('"' + "the banner " * num_words, add_special_tokens=False):
+            shaping.shape(torch.zeros(len(tokenizer)))
+            shaping.advance([token])
+
+    with pytest.raises(GrammarTooComplex):
+        follow(2500)
+    follow(20)
 
 
 def test_few_beginnings_are_kept(monkeypatch: pytest.MonkeyPatch):
