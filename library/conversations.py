@@ -73,14 +73,14 @@ class Conversations:
     ) -> ConversationRow:
         """Give a conversation other metadata; errors are those of `get`."""
         async with self._database.write() as session:
-            row = await _find(session, tenant, conversation_id)
+            row = await _find(session, tenant, conversation_id, locks=True)
             row.facts = facts
         return row
 
     async def delete(self, tenant: str, conversation_id: str) -> None:
         """Delete a conversation with its items; errors are those of `get`."""
         async with self._database.write() as session:
-            await session.delete(await _find(session, tenant, conversation_id))
+            await session.delete(await _find(session, tenant, conversation_id, locks=True))
 
     async def add(
         self, tenant: str, conversation_id: str, items: Sequence[Item]
@@ -91,7 +91,7 @@ class Conversations:
             BadRequest: They are too long, or the conversation or its tenant has too much.
         """
         async with self._database.write() as session:
-            await _find(session, tenant, conversation_id, with_for_update=True)
+            await _find(session, tenant, conversation_id, locks=True)
             await self._check_items(session, tenant, conversation_id, items)
             return await self._add(session, conversation_id, items)
 
@@ -193,9 +193,10 @@ class Conversations:
 
 
 async def _find(
-    session: AsyncSession, tenant: str, conversation_id: str, *, with_for_update: bool = False
+    session: AsyncSession, tenant: str, conversation_id: str, *, locks: bool = False
 ) -> ConversationRow:
-    row = await session.get(ConversationRow, conversation_id, with_for_update=with_for_update)
+    """Return a conversation; one that is locked stays until the transaction ends."""
+    row = await session.get(ConversationRow, conversation_id, with_for_update=locks)
     if row is None or row.tenant != tenant:
         message = f"There is no conversation {conversation_id!r}."
         raise UnknownDocument(message, "conversation", "conversation_not_found")

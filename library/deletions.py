@@ -153,7 +153,7 @@ class Deletions:
             Whether the job's lease still held; if not, nothing was done.
         """
         async with self._database.write() as session:
-            held = await session.get(JobRow, job.id)
+            held = await session.get(JobRow, job.id, with_for_update=True)
             if held is None or held.owner != job.owner:
                 return False
             row = await session.get(FileRow, job.file_id)

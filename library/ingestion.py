@@ -185,14 +185,16 @@ class Ingestion:
     ) -> None:
         row: FileRow | StoreFileRow | None
         if job.kind == "prefill":
-            if (file := await session.get(FileRow, job.file_id)) is not None:
+            file = await session.get(FileRow, job.file_id, with_for_update=True)
+            if file is not None:
                 file.prefill = f"failed: {message}"[:_MOST_REASON_CHARS]
             return
         if job.kind == "read":
-            row = await session.get(FileRow, job.file_id)
+            row = await session.get(FileRow, job.file_id, with_for_update=True)
             status = "error"
         else:
-            row = await session.get(StoreFileRow, (job.store_id, job.file_id))
+            key = job.store_id, job.file_id
+            row = await session.get(StoreFileRow, key, with_for_update=True)
             status = "failed"
         if row is not None:
             row.status, row.error_code, row.error_message = status, code, message
@@ -216,7 +218,7 @@ class Ingestion:
         await self._library.blobs.put(layout_of(file.id), parsed.layout.to_bytes())
         await self._library.blobs.put(text_of(file.id), parsed.text.encode())
         async with self._library.database.write() as session:
-            row = await session.get(FileRow, job.file_id)
+            row = await session.get(FileRow, job.file_id, with_for_update=True)
             if not await self._jobs.finish(session, job) or row is None:
                 return
             if row.status == "uploaded":
@@ -260,7 +262,8 @@ class Ingestion:
                 code, message = file.error_code or "server_error", file.error_message or ""
                 await self._note_failure(session, job, code, message)
                 return
-            row = await session.get(StoreFileRow, (job.store_id, job.file_id))
+            key = job.store_id, job.file_id
+            row = await session.get(StoreFileRow, key, with_for_update=True)
             if row is not None and row.status == "in_progress":
                 row.status, row.usage_bytes = "completed", len(text.encode())
 
@@ -279,7 +282,7 @@ class Ingestion:
                 await self._jobs.postpone(job, _AGAIN_S)
                 return
         async with self._library.database.write() as session:
-            row = await session.get(FileRow, job.file_id)
+            row = await session.get(FileRow, job.file_id, with_for_update=True)
             if await self._jobs.finish(session, job) and row is not None:
                 row.prefill = outcome[:_MOST_REASON_CHARS]
 

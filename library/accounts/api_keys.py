@@ -133,7 +133,9 @@ async def rotate_key(
 
 
 async def _key_of(session: AsyncSession, key_id: str) -> KeyRow:
-    row = await session.get(KeyRow, key_id) if _ID.fullmatch(key_id) else None
+    row = None
+    if _ID.fullmatch(key_id):
+        row = await session.get(KeyRow, key_id, with_for_update=True)
     if row is None:
         raise UnknownKey(f"There is no key {key_id!r}.")
     return row

@@ -12,6 +12,7 @@ from library.conversations import Conversations
 from library.database import Database
 from library.kept_responses import KeptResponses
 from library.listing import Cut
+from library.schema import ConversationRow
 from rapid.errors import BadRequest, UnknownDocument
 
 DAY_NS = 86_400 * 10**9
@@ -162,3 +163,17 @@ async def test_items_of_many_are_all_kept_or_gone_with_their_conversation(databa
             ids = [each.id for each in page.rows]
             assert ids[0] == "first"
             assert sorted(ids[1:]) == sorted([*"0123", "both", "r0", "r1", "r2", "r3"])
+
+
+async def test_changing_what_is_being_deleted_finds_it_whole_or_not_at_all(database: Database):
+    conversations = Conversations(database, max_bytes=10**9)
+    for _ in range(20):
+        row = await conversations.create("a", {}, [say("first")])
+        changes = [conversations.change("a", row.id, {"turn": str(each)}) for each in range(4)]
+        calls = [*changes[:2], conversations.delete("a", row.id), *changes[2:]]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(
+            isinstance(each, ConversationRow | UnknownDocument | None) for each in outcomes
+        ), outcomes
+        with pytest.raises(UnknownDocument):
+            await conversations.get("a", row.id)
