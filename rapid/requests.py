@@ -27,8 +27,8 @@ from pydantic_core import PydanticCustomError
 
 from rapid.chat_messages import Document, Message
 from rapid.config import MAX_DRAFT, PAPER, Coupling, Finite, KnownTransfer, Mode, TooLong
+from rapid.constraints.schemas.schema_checks import UnusableGrammar
 from rapid.constraints.structured_outputs import (
-    UnusableGrammar,
     compile_choices,
     compile_lark,
     compile_regex,

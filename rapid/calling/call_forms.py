@@ -20,12 +20,13 @@ from rapid.calling.tagged_arguments import (
     write_rules,
 )
 from rapid.chat_messages import Tool, ToolCall, Tools
-from rapid.constraints.structured_outputs import (
+from rapid.constraints.schemas.schema_checks import (
+    MAX_GRAMMAR,
+    TOO_LONG,
     UnusableGrammar,
-    check_grammar,
-    check_schema,
-    close_objects,
+    prepare_schema,
 )
+from rapid.constraints.structured_outputs import check_grammar, check_schemas
 from rapid.errors import BadRequest
 
 # What models are trained on, as `json.dumps` and templates write it.
@@ -168,11 +169,21 @@ def read_schema(tool: Tool) -> Any:
     """Return the schema by which a tool's arguments are enforced.
 
     Raises:
-        UnusableGrammar: As for `check_schema`.
+        UnusableGrammar: As for `prepare_schema`.
     """
     given = json.loads(tool.parameters)
-    check_schema(given)
-    return {"type": "object"} | (close_objects(given) or _NO_PARAMETERS) | _SPACED
+    return {"type": "object"} | (prepare_schema(given) if given else _NO_PARAMETERS) | _SPACED
+
+
+def _read_schemas(tools: Sequence[Tool]) -> list[Any]:
+    """Return the schemas of tools, or refuse them as soon as they are too long together."""
+    schemas, num_left = list[Any](), MAX_GRAMMAR
+    for tool in tools:
+        schemas.append(read_schema(tool))
+        num_left -= len(json.dumps(schemas[-1]))
+        if num_left < 0:
+            raise UnusableGrammar(TOO_LONG)
+    return schemas
 
 
 @lru_cache(_MOST_COMPILED)
@@ -275,13 +286,16 @@ def _write_rules(
             return "\n".join([*rules, *write_any_rules(form.tags, special)])
         rules.append(f"arguments: %json {json.dumps({'type': 'object', **_SPACED})}")
         return "\n".join(rules)
+    schemas = _read_schemas(tools.callable_ones)
+    if form.tags is not None:
+        check_schemas(schemas)  # so that the rules are written of what is sure
     rules.append(f"call: {' | '.join(f'call_{each}' for each in range(len(heads)))}")
-    for index, (head, tool) in enumerate(zip(heads, tools.callable_ones, strict=True)):
+    for index, (head, schema) in enumerate(zip(heads, schemas, strict=True)):
         rules.append(f"call_{index}: {head} arguments_{index} {tail}")
         if form.tags is not None:
-            rules += write_rules(index, read_schema(tool), form.tags, special)
+            rules += write_rules(index, schema, form.tags, special)
         else:
-            rules.append(f"arguments_{index}: %json {json.dumps(read_schema(tool))}")
+            rules.append(f"arguments_{index}: %json {json.dumps(schema)}")
     return "\n".join(rules)
 
 

@@ -12,11 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from rapid.constraints.structured_outputs import (
-    UnusableGrammar,
-    compile_schema,
-    follow_reference,
-)
+from rapid.constraints.schemas.schema_checks import MAX_GRAMMAR, TOO_LONG, UnusableGrammar
+from rapid.constraints.schemas.schema_parts import OF_DEFINITIONS, follow_reference, walk_schema
 
 KINDS = ("string", "integer", "number", "boolean", "null", "array", "object")
 ANY_KIND = frozenset(KINDS)
@@ -140,14 +137,13 @@ def write_rules(
 
     Args:
         index: Number of the tool.
-        schema: Of its parameters.
+        schema: Of its parameters, which `check_schemas` has not refused.
         tags: What stands around values.
         special: The ids of the tags that are tokens of their own.
 
     Raises:
         UnusableGrammar: It cannot be enforced between tags.
     """
-    compile_schema(dict(schema))  # so that what follows is sure of its parts
     open_by = next((each for each in _OF_OBJECTS if each in schema), None)
     if open_by is not None or schema.get("additionalProperties"):
         _refuse(open_by or "additionalProperties")
@@ -158,7 +154,7 @@ def write_rules(
     if {*required} - {*properties}:
         _refuse("required")
     shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
-    parts, rules = [], []
+    parts, rules, num_left = [], [], MAX_GRAMMAR
     for number, (name, given) in enumerate(properties.items()):
         if not _NAME.fullmatch(name):
             raise UnusableGrammar(f"has a parameter whose name no tag can have: {name!r}")
@@ -167,6 +163,9 @@ def write_rules(
         before = spell_text(tags.before % name, special)
         value = _write_value(f"value_{index}_{number}", given, schema, shared, tags, special)
         rules += [f"{rule}: {before} {value[0]}", *value[1:]]
+        num_left -= sum(map(len, [before, *value]))
+        if num_left < 0:  # definitions stand beside each parameter that names one
+            raise UnusableGrammar(TOO_LONG)
     return [f"arguments_{index}: {' '.join(parts) or json.dumps('')}", *rules]
 
 
@@ -181,7 +180,9 @@ def _write_value(
     """Return how a value and its closing tag are written, and then the rules for that."""
     kinds, after = _find_kinds(given, root), spell_text(tags.after, special)
     if "string" not in kinds:
-        return [f"{rule} {after}", f"{rule}: %json {json.dumps(shared | given)}"]
+        refers = any("$ref" in part for part, _ in walk_schema(given))
+        beside = {key: each for key, each in shared.items() if refers or key not in OF_DEFINITIONS}
+        return [f"{rule} {after}", f"{rule}: %json {json.dumps(beside | given)}"]
     target, num_left = given, _MOST_REFERENCES
     while num_left and isinstance(target, dict) and "$ref" in target:
         target, num_left = follow_reference(target["$ref"], root), num_left - 1

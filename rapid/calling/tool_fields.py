@@ -24,12 +24,8 @@ from rapid.chat_messages import (
     ToolCall,
     Tools,
 )
-from rapid.constraints.structured_outputs import (
-    MAX_DEPTH,
-    UnusableGrammar,
-    compile_schema,
-    is_too_deep,
-)
+from rapid.constraints.schemas.schema_checks import MAX_DEPTH, UnusableGrammar, is_too_deep
+from rapid.constraints.structured_outputs import check_schemas
 from rapid.errors import BadRequest
 from rapid.requests import MAX_NAME, Fields, Text, Turn, refuse
 
@@ -232,14 +228,19 @@ def _choose_otherwise(why: str) -> BadRequest:
 
 
 def _check_schemas(tools: Sequence[Tool], *, must_call: bool) -> None:
-    for index, tool in enumerate(tools):
-        if not (must_call or tool.is_strict):
-            continue
-        try:
-            compile_schema(read_schema(tool))
-        except UnusableGrammar as error:
-            param = f"tools[{index}].function.parameters"
-            raise BadRequest(f"{param} {error}", param, "invalid_value") from None
+    enforced = [index for index, tool in enumerate(tools) if must_call or tool.is_strict]
+    index: int | None = None
+    try:
+        schemas = []
+        for index in enforced:
+            schemas.append(read_schema(tools[index]))
+        index = None
+        check_schemas(schemas)
+    except UnusableGrammar as error:
+        if error.index is not None:
+            index = enforced[error.index]
+        param = "tools" if index is None else f"tools[{index}].function.parameters"
+        raise BadRequest(f"{param} {error}", param, "invalid_value") from None
 
 
 def check_turns(turns: Sequence[tuple[str, Sequence[ToolCall], str | None]]) -> None:

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from functools import cache, lru_cache
 from typing import IO, TYPE_CHECKING
@@ -38,20 +39,25 @@ def find_limits() -> LLParserLimits:
         # 250,000; the usual million was up to 6 s of an engine and 350 MB.
         initial_lexer_fuel=500_000,
         max_grammar_size=50_000,  # symbols: 900 properties have less than 20,000
-        # Of all answers together that have a copy of the grammar. A character that `maxLength`
-        # counts takes one state or, of several bytes, several; a state has 1.4 KB.
+        # Of all answers together that have a copy of the grammar, until they go on with their own.
+        # A token of a text whose characters are counted takes about eight; a state has 1.4 KB.
         max_lexer_states=2**15,
         verbose_errors=False,  # whose text would be a grammar's
     )
 
 
-@lru_cache(_MOST_KEPT)
 def find_fault(grammar: str) -> str:
     """Return why llguidance cannot follow a grammar, or `TOO_COMPLEX`; nothing where it can.
 
     Raises:
         RuntimeError: The checking process cannot be started.
     """
+    return measure_fault(grammar)[0]
+
+
+@lru_cache(_MOST_KEPT)
+def measure_fault(grammar: str) -> tuple[str, float]:
+    """Return what `find_fault` does, and the seconds of a CPU that it took; errors as there."""
     return _CHECKS.ask(grammar)
 
 
@@ -62,7 +68,7 @@ class _Checks:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, grammar: str) -> str:
+    def ask(self, grammar: str) -> tuple[str, float]:
         with self._lock:
             given, told = self._open()
             try:
@@ -73,7 +79,9 @@ class _Checks:
                 finding = b""
             if not finding:
                 self.stop()
-            return str(json.loads(finding)) if finding else TOO_COMPLEX
+                return TOO_COMPLEX, _CPU_S
+            fault, cpu_s = json.loads(finding)
+            return fault, cpu_s
 
     def _open(self) -> tuple[IO[bytes], IO[bytes]]:
         process = self._process
@@ -99,9 +107,14 @@ class _Checks:
             self._process.communicate()
             self._process = None
 
+    def leave(self) -> None:
+        """Give up the process to the one that has begun it, of which this one is a fork."""
+        self._lock, self._process = threading.Lock(), None
+
 
 _CHECKS = _Checks()
 atexit.register(_CHECKS.stop)
+os.register_at_fork(after_in_child=_CHECKS.leave)
 
 
 def check_lines() -> None:
@@ -117,10 +130,12 @@ def check_lines() -> None:
     print(flush=True)  # noqa: T201 (what the parent reads)
     for line in sys.stdin:
         grammar = json.loads(line)
+        begun_at = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, _CPU_S)  # at which the system ends this process
         _, findings = LLMatcher.validate_grammar_with_warnings(grammar, limits=find_limits())
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(_say_shortly(findings[0]) if findings else ""), flush=True)  # noqa: T201
+        told = _say_shortly(findings[0]) if findings else "", time.process_time() - begun_at
+        print(json.dumps(told), flush=True)  # noqa: T201
 
 
 def _say_shortly(finding: str) -> str:

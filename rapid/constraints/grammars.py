@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -28,8 +28,12 @@ from rapid.errors import BadRequest, GrammarTooComplex
 # megabyte and take milliseconds to compile; the largest found within the limits has 60 MB.
 _MOST_COMPILED = 16
 _MOST_MASKS = 64  # of an answer's last places, 16 KB each at 128K tokens: more than are rolled back
+# Tokens of an answer from one matcher to the next. One that has consumed a path has a third of the
+# states of one that has computed its masks, so that a long answer goes on three times as far.
+_FEWEST_NEW = 256
 _NUM_THREADS = 2  # 64 answers' blocks of eight are masked in 8 ms, beside a forward of as much
 
+Answer = TypeVar("Answer")
 Mask: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 """Which tokens may come next, a bit each, the first one the lowest of its byte."""
 
@@ -59,23 +63,31 @@ class Grammars:
         with self._lock:
             matcher = self._compiled.get(grammar)
         if matcher is None:
-            matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=find_limits())
-            if not find_allowed(matcher).any():
+            matcher = self._compile(grammar)
+            allowed = find_allowed(matcher)
+            _check(matcher)
+            if not allowed.any():
                 raise BadRequest("The grammar allows no answer of these models.", "response_format")
         with self._lock:  # also because a matcher serves one thread at a time
             self._compiled[grammar] = matcher
             self._compiled.move_to_end(grammar)
             if len(self._compiled) > _MOST_COMPILED:
                 self._compiled.popitem(last=False)
-            shaping = GrammarShaping(matcher.deep_copy(), self.eos_ids)
-            shaping.on_error = functools.partial(self._forget, grammar, matcher)
-            return shaping
+            renew = functools.partial(self._renew, grammar, matcher)
+            return GrammarShaping(matcher.deep_copy(), self.eos_ids, renew)
 
-    def _forget(self, grammar: str, matcher: LLMatcher) -> None:
-        """Keep a matcher no longer: all copies share their states, and it has too many."""
+    def _compile(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self._vocabulary, grammar, log_level=0, limits=find_limits())
+
+    def _renew(self, grammar: str, matcher: LLMatcher) -> LLMatcher:
+        """Return a matcher for one answer alone; the copies of the kept one have too many states.
+
+        They share them, so that it is kept no longer for those who come next.
+        """
         with self._lock:
             if self._compiled.get(grammar) is matcher:
                 del self._compiled[grammar]
+        return self._compile(grammar)
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -88,8 +100,9 @@ class GrammarShaping(Shaping):
 
     Tokens that the grammar forbids have probability 0. Where one comes all the same, as in a block
     that copies from the prompt, it is refused by the row before it; the rows behind it, like those
-    behind the end, are never used and stay as they are. A grammar that grows beyond the limits of
-    its library is an error of the answer that follows it.
+    behind the end, are never used and stay as they are. Where the answers of a grammar have more
+    states together than its library takes, each goes on with states of its own; where one alone
+    has, that is its error.
 
     ::
 
@@ -100,9 +113,22 @@ class GrammarShaping(Shaping):
     did before, such as a block that was drafted and is judged, pays for no token and no mask twice.
     """
 
-    def __init__(self, matcher: LLMatcher, eos_ids: Collection[int]) -> None:
-        self.on_error: Callable[[], None] = lambda: None  # called when the grammar is too complex
-        self._matcher, self._eos_ids = matcher, eos_ids
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        eos_ids: Collection[int],
+        renew: Callable[[], LLMatcher] | None = None,
+    ) -> None:
+        """Begin with a matcher in its first state.
+
+        Args:
+            matcher: A copy, which shares its states with others.
+            eos_ids: The tokens that end an answer.
+            renew: Returns another one in its first state, which shares none.
+        """
+        self._matcher, self._eos_ids, self._renew = matcher, eos_ids, renew
+        self._renewed_at = -_FEWEST_NEW  # the length of the path then
+        self._is_lost = False  # in error, as is every matcher that comes as far
         self._num_behind = 0  # tokens from the first one on that is not the grammar's
         self._path: list[int] = []  # tokens that the matcher has consumed
         self._place = 0
@@ -112,7 +138,8 @@ class GrammarShaping(Shaping):
     @override
     def shape(self, row: torch.Tensor) -> torch.Tensor:
         self._settle()
-        self._check()
+        if self._is_lost:
+            _check(self._matcher)
         return row if self._num_behind else forbid(row, self._find_mask())
 
     @override
@@ -134,20 +161,27 @@ class GrammarShaping(Shaping):
     def _consume(self, token: int) -> bool:
         """Move the matcher behind a token that is not the path's next; False if it is forbidden."""
         self._leave_path()
-        is_allowed = bool(self._matcher.try_consume_tokens([token]))
+        is_allowed = self._ask(lambda matcher: bool(matcher.try_consume_tokens([token])))
         self._path += [token] * is_allowed
         return is_allowed
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            self.on_error()
-            _check(self._matcher)
+    def _ask(self, ask: Callable[[LLMatcher], Answer]) -> Answer:
+        """Return what the matcher answers, or, where it is in error, another one in its place."""
+        answer = ask(self._matcher)
+        num_new = len(self._path) - self._renewed_at
+        if self._matcher.is_error() and self._renew is not None and num_new >= _FEWEST_NEW:
+            self._matcher, self._renewed_at = self._renew(), len(self._path)
+            self._matcher.try_consume_tokens(self._path)
+            answer = ask(self._matcher)
+        self._is_lost = self._matcher.is_error()
+        return answer
 
     def _leave_path(self) -> None:
         """Move the matcher back to the place, and forget what was behind it."""
         reached = len(self._path)
         if self._place < reached:
-            self._matcher.rollback(reached - self._place)
+            if not self._matcher.is_error():  # else `_ask` consumes what is left of the path
+                self._matcher.rollback(reached - self._place)
             del self._path[self._place :]
             for place in range(self._place + 1, reached + 1):
                 self._masks.pop(place, None)
@@ -207,11 +241,9 @@ class GrammarShaping(Shaping):
         mask = self._masks.get(self._place)
         if mask is None:
             self._leave_path()
-            try:
-                mask = self._masks[self._place] = find_allowed(self._matcher)
-            except GrammarTooComplex:
-                self.on_error()
-                raise
+            mask = self._ask(find_allowed)
+            _check(self._matcher)
+            self._masks[self._place] = mask
             for place in [each for each in self._masks if each <= self._place - _MOST_MASKS]:
                 del self._masks[place]
         return mask
@@ -238,14 +270,8 @@ def _open_threads() -> ThreadPoolExecutor:
 
 
 def find_allowed(matcher: LLMatcher) -> Mask:
-    """Return which tokens may come next.
-
-    Raises:
-        GrammarTooComplex: The grammar has become so.
-    """
-    mask = matcher.compute_bitmask()
-    _check(matcher)
-    return np.frombuffer(mask, np.uint8)
+    """Return which tokens may come next, unless the matcher is in error behind this."""
+    return np.frombuffer(matcher.compute_bitmask(), np.uint8)
 
 
 def forbid(row: torch.Tensor, allowed: Mask) -> torch.Tensor:

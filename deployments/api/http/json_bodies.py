@@ -6,6 +6,8 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -22,6 +24,8 @@ _MAX_BRACKETS = 2**19  # six million empty objects held the interpreter's lock f
 _SHORT_BODY = 256 * 1024  # about a millisecond
 # What may have to be compiled, for half a second; a name could be written with escapes.
 _TO_COMPILE = re.compile(rb'"(?:response_format|structured_outputs|guided_|tools)|\\u')
+
+_NUM_THREADS = 16  # bodies with grammars that are parsed at once
 
 Made = TypeVar("Made")
 Body = TypeVar("Body", bound=Fields)
@@ -46,9 +50,17 @@ def _read(body: bytes, schema: type[Body]) -> Body:
 
 async def parse_aside(parse: Callable[..., Made], body: bytes, *more: object) -> Made:
     """Return what `parse` makes of a body; one that may take long is parsed in a thread."""
-    if len(body) <= _SHORT_BODY and not _TO_COMPILE.search(body):
+    if _TO_COMPILE.search(body):
+        return await asyncio.get_running_loop().run_in_executor(_open_threads(), parse, body, *more)
+    if len(body) <= _SHORT_BODY:
         return parse(body, *more)
     return await asyncio.to_thread(parse, body, *more)
+
+
+@cache
+def _open_threads() -> ThreadPoolExecutor:
+    """Return threads that wait for one process, so that nothing else waits behind them."""
+    return ThreadPoolExecutor(_NUM_THREADS, "rapid-grammars")
 
 
 class ParsedBody(bytes):

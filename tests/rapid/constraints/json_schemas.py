@@ -20,7 +20,7 @@ _UNUSABLE: dict[str, Any] = {
     "propertyNames": {"maxLength": 1},
     "dependentRequired": {"a": ["b"]},
     "oneOf": [{"type": "integer", "maximum": 9}, {"type": "integer", "minimum": 5}],
-    "format": "colour",
+    "format": "json-pointer",
 }
 
 

@@ -51,7 +51,7 @@ async def test_a_grammar_that_becomes_too_complex_ends_the_answers_that_follow_i
 ):
     monkeypatch.setattr(
         "rapid.constraints.grammars.GrammarShaping",
-        lambda matcher, eos_ids: GrammarShaping(Limited(matcher), eos_ids),
+        lambda matcher, eos_ids, renew: GrammarShaping(Limited(matcher), eos_ids),
     )
     config = EngineConfig(model="embedded:target", max_context=256, kv_cache_tokens=2048)
     engine = make_engine(load_model(config), None)
@@ -85,7 +85,7 @@ def test_of_several_answers_one_whose_grammar_becomes_too_complex_is_cut(
 ):
     opened = threading.local()  # a thread opens the grammars of a lease, one for each choice
 
-    def open_shaping(matcher: Any, eos_ids: Any) -> GrammarShaping:
+    def open_shaping(matcher: Any, eos_ids: Any, renew: Any) -> GrammarShaping:
         opened.num = getattr(opened, "num", 0) + 1
         return GrammarShaping(Limited(matcher) if opened.num % 2 else matcher, eos_ids)
 

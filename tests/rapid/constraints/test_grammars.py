@@ -17,13 +17,10 @@ from rapid.checkpoints.files import load_tokenizer
 from rapid.checkpoints.text import ChatText
 from rapid.constraints import grammars as grammars_module
 from rapid.constraints.grammars import Grammars, GrammarShaping, forbid
+from rapid.constraints.schemas.closed_schemas import close_schema
+from rapid.constraints.schemas.schema_checks import MAX_GRAMMAR
 from rapid.constraints.shaping import LogitBias, Shapings, shape_rows
-from rapid.constraints.structured_outputs import (
-    MAX_GRAMMAR,
-    close_objects,
-    compile_regex,
-    compile_schema,
-)
+from rapid.constraints.structured_outputs import compile_regex, compile_schema
 from rapid.engines.work.drafting import Drafting
 from rapid.errors import BadRequest
 
@@ -348,7 +345,7 @@ class TestClosing:
             "properties": {"list": {"type": "array", "items": inner}, "one": {"$ref": "#/$defs/x"}},
             "$defs": {"x": inner, "open": inner | {"additionalProperties": True}},
         }
-        closed = close_objects(schema)
+        closed = close_schema(schema)
         none = {"additionalProperties": False}
         assert closed == schema | none | {
             "properties": schema["properties"] | {"list": {"type": "array", "items": inner | none}},
@@ -359,4 +356,4 @@ class TestClosing:
     def test_parts_of_one_object_and_values_stay_as_they_are(self):
         parts = {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}
         for schema in (parts, {"enum": [{"properties": {"a": 1}}]}, True, {"type": "object"}):
-            assert close_objects(schema) == schema
+            assert close_schema(schema) == schema

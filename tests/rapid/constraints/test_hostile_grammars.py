@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 
 from rapid.calling.call_forms import QWEN_CODER
 from rapid.calling.tagged_arguments import find_kinds, write_rules
@@ -16,11 +16,12 @@ from rapid.checkpoints.files import load_tokenizer
 from rapid.checkpoints.text import ChatText
 from rapid.constraints import grammars as grammars_module
 from rapid.constraints import structured_outputs
-from rapid.constraints.grammar_checks import TOO_COMPLEX, find_fault
-from rapid.constraints.grammars import Grammars
+from rapid.constraints.grammar_checks import TOO_COMPLEX, find_fault, measure_fault
+from rapid.constraints.grammars import Grammars, GrammarShaping
+from rapid.constraints.schemas import refused_parts
+from rapid.constraints.schemas.schema_checks import MAX_DEPTH, UnusableGrammar
 from rapid.constraints.structured_outputs import (
-    MAX_DEPTH,
-    UnusableGrammar,
+    check_schemas,
     compile_choices,
     compile_lark,
     compile_regex,
@@ -82,30 +83,35 @@ def test_patterns_of_texts_that_are_apart_are_not_added(schema: Any):
 
 
 @pytest.mark.parametrize(
-    ("multiples", "is_refused"),
+    ("number", "place"),
     [
-        ([999_983], True),
-        ([10_007], True),
-        ([997, 991], True),  # what follows both has as many states as both have remainders
-        ([1.0007], True),
-        ([1e300], True),
-        ([4096], False),
-        ([5, 0.01, 100, 0.25, 1.0], False),
+        ({"multipleOf": 999_983}, r"\.multipleOf"),
+        ({"multipleOf": 10_007}, r"\.multipleOf"),
+        ({"multipleOf": 1.0007}, r"\.multipleOf"),
+        ({"multipleOf": 1e300}, r"\.multipleOf"),
+        # What follows both has as many states as both have remainders.
+        ({"anyOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, ""),
+        ({"multipleOf": 997, "allOf": [{"$ref": "#/$defs/n"}]}, r"\.multipleOf"),
+        ({"oneOf": [a({"multipleOf": 997}), a({"items": {"$ref": "#/$defs/n"}})]}, ""),
+        ({"multipleOf": 4096}, None),
+        ({"anyOf": [{"multipleOf": 5}, {"multipleOf": 0.01}, {"multipleOf": 100}]}, None),
+        ({"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}, None),
+        (a({"multipleOf": 997}), None),
+        ({"const": {"multipleOf": 999_983}}, None),
     ],
 )
-def test_numbers_with_too_many_remainders_are_refused(multiples: Any, is_refused: bool):
-    schema = {
-        "type": "object",
-        "properties": {
-            f"p{at}": {"type": "number", "multipleOf": each} for at, each in enumerate(multiples)
-        },
-    }
-    if not is_refused:
+def test_numbers_with_too_many_remainders_are_refused(number: Any, place: str | None):
+    """Each stands beside another one that does not count, as it is at another place."""
+    schema = a(number) | {"$defs": {"n": {"type": "number", "multipleOf": 991}}}
+    schema["properties"]["b"] = {"type": "number", "multipleOf": 9967}
+    if place is None:
         assert compile_schema(schema)
         return
-    place = rf"at \$\.properties\.p{len(multiples) - 1}\.multipleOf$"
-    with pytest.raises(UnusableGrammar, match=place):
+    with pytest.raises(UnusableGrammar, match=rf"takes too long.*at \$\.properties\.a{place}$"):
         compile_schema(schema)
+
+
+def test_odd_multiples_are_refused():
     for odd in (0, True, "2", None):
         with pytest.raises(UnusableGrammar):
             compile_schema({"type": "integer", "multipleOf": odd})
@@ -165,13 +171,13 @@ def test_a_process_that_has_ended_is_begun_again():
     from rapid.constraints.grammar_checks import _CHECKS
 
     grammar = LLMatcher.grammar_from_regex("a{1,7}")
-    find_fault.cache_clear()
+    measure_fault.cache_clear()
     assert not find_fault(grammar)
     process = _CHECKS._process
     assert process is not None
     process.kill()
     process.wait()
-    find_fault.cache_clear()
+    measure_fault.cache_clear()
     assert not find_fault(grammar)
     assert _CHECKS._process is not process
 
@@ -198,13 +204,13 @@ def test_what_is_nested_is_bounded(num_levels: int, is_list: bool):
 def test_the_place_among_many_parts_is_found_by_halves(monkeypatch: pytest.MonkeyPatch):
     asked = list[str]()
     monkeypatch.setattr(
-        structured_outputs, "find_fault", lambda given: asked.append(given) or find_fault(given)
+        refused_parts, "measure_fault", lambda given: asked.append(given) or measure_fault(given)
     )
-    colour = {"type": "string", "format": "colour"}
+    unknown = {"type": "string", "format": "json-pointer"}
     names = [f"p{each}" for each in range(500)]
     for which in (0, 137, 499):
         whole: dict[str, Any] = {"type": "object", "properties": {each: {} for each in names}}
-        whole["properties"][f"p{which}"] = {"anyOf": [{"type": "integer"}] * 99 + [colour]}
+        whole["properties"][f"p{which}"] = {"anyOf": [{"type": "integer"}] * 99 + [unknown]}
         asked.clear()
         with pytest.raises(UnusableGrammar) as refused:
             compile_schema(whole)
@@ -213,6 +219,45 @@ def test_the_place_among_many_parts_is_found_by_halves(monkeypatch: pytest.Monke
     nothing = {"type": "integer", "minimum": 5, "maximum": 3}
     with pytest.raises(UnusableGrammar, match=r"at \$\.anyOf\[0\]\.minimum$"):
         compile_schema({"anyOf": [nothing | {"title": f"{each}"} for each in range(150)]})
+
+
+def test_the_search_for_a_place_takes_no_longer_than_a_check(monkeypatch: pytest.MonkeyPatch):
+    """Each part of this takes a third of what one grammar may."""
+    asked = list[str]()
+
+    def measure(grammar: str) -> tuple[str, float]:
+        asked.append(grammar)
+        return ("Missing operand" if "(?=a)" in grammar else "", 0.17)
+
+    monkeypatch.setattr(refused_parts, "measure_fault", measure)
+    monkeypatch.setattr(structured_outputs, "find_fault", lambda grammar: measure(grammar)[0])
+    deep: Any = {"type": "string", "pattern": "(?=a)b"}
+    for _ in range(30):
+        deep = a(deep)
+    with pytest.raises(UnusableGrammar, match=r"Missing operand, at \$\.properties\.a\.prop"):
+        compile_schema(deep)
+    assert len(asked) == 1 + 3
+
+
+def test_many_schemas_are_checked_as_one(monkeypatch: pytest.MonkeyPatch):
+    asked = list[str]()
+    monkeypatch.setattr(
+        structured_outputs, "find_fault", lambda given: asked.append(given) or find_fault(given)
+    )
+    check_schemas([a({"type": "string", "maxLength": each}) for each in range(128)])
+    check_schemas([])
+    assert len(asked) == 1
+    with pytest.raises(UnusableGrammar, match=r"look-.*at \$\.properties\.a$") as refused:
+        check_schemas([a({}), a({"type": "string", "pattern": "(?=a)b"}), a({})])
+    assert refused.value.index == 1
+    with pytest.raises(UnusableGrammar, match="is too long") as refused:
+        check_schemas([a({"enum": ["b" * 9000]})] * 5)
+    assert refused.value.index is None
+    # Each is taken, and all together are not.
+    heavy = [{"patternProperties": {f"^{j}_{i}": {} for j in range(110)}} for i in range(16)]
+    with pytest.raises(UnusableGrammar, match=TOO_COMPLEX) as refused:
+        check_schemas(heavy)
+    assert refused.value.index is None
 
 
 def test_an_engine_has_the_limits_of_the_door():
@@ -237,20 +282,32 @@ def test_rules_without_an_end_are_looked_through_once():
             compile_text('\\"' * 2**20)
 
 
-def test_an_answer_that_reaches_the_limit_spoils_the_grammar_of_no_later_one():
+def test_answers_with_too_many_states_together_go_on_with_states_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    limits = LLParserLimits(max_lexer_states=2**11)
+    monkeypatch.setattr(grammars_module, "find_limits", lambda: limits)
     tokenizer = load_tokenizer("embedded:target")
     grammars = Grammars(tokenizer, {tokenizer.eos_token_id}, len(tokenizer))
     grammar = compile_schema({"type": "string", "maxLength": 30_000})
 
-    def follow(num_words: int) -> None:
-        shaping = grammars.open(grammar)
-        for token in tokenizer.encode('"' + "the banner " * num_words, add_special_tokens=False):
-            shaping.shape(torch.zeros(len(tokenizer)))
+    def follow(shaping: GrammarShaping, num_words: int) -> GrammarShaping:
+        text = '"' * (not shaping._path) + "the banner " * num_words
+        for token in tokenizer.encode(text, add_special_tokens=False):
+            row = shaping.shape(torch.zeros(len(tokenizer)))
+            assert row[token] == 0
             shaping.advance([token])
+        return shaping
 
+    first, beside = grammars.open(grammar), follow(grammars.open(grammar), 2)
     with pytest.raises(GrammarTooComplex):
-        follow(2500)
-    follow(20)
+        follow(first, 2000)
+    assert first._renewed_at > 0
+    follow(beside, 20)
+    for _ in range(30):  # of which each is as long as none was before
+        shaping = follow(grammars.open(grammar), 12)
+        shaping.roll_back(5)
+        follow(shaping, 2)
 
 
 def test_few_beginnings_are_kept(monkeypatch: pytest.MonkeyPatch):

@@ -22,7 +22,8 @@ import rapid
 from rapid.checkpoints.files import checkpoint_source
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
-from rapid.constraints.structured_outputs import UnusableGrammar, compile_schema
+from rapid.constraints.schemas.schema_checks import UnusableGrammar
+from rapid.constraints.structured_outputs import compile_schema
 from rapid.engines.forward.loading import LoadedModel, load_model
 from tests.rapid.constraints.json_schemas import NUM_SCHEMAS, make_schema, make_unusable
 from tests.rapid.constraints.refusals import Refusals

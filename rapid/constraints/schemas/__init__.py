@@ -1,0 +1,1 @@
+"""JSON schemas before they are grammars: checked, closed, and blamed part by part."""

@@ -1,0 +1,119 @@
+"""What schemas become before they are compiled: closed, but never narrower than they were given."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from rapid.constraints.schemas.closed_schemas import close_schema
+from rapid.constraints.structured_outputs import compile_schema
+
+BYTES = LLTokenizer("byte")
+BASE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+OWN = {"type": "object", "properties": {"b": {"type": "string"}}, "required": ["b"]}
+FREE = {"type": "object", "properties": {"b": {"type": "string"}}}
+DEFS = {"$defs": {"Base": BASE, "Own": OWN}}
+TO_BASE = {"$ref": "#/$defs/Base"}
+
+
+def by_kind(kind: str, **more: Any) -> dict[str, Any]:
+    return {"properties": {"k": {"const": kind}} | more, "required": ["k"]}
+
+
+def accepts(schema: Any, instance: Any) -> bool:
+    matcher = LLMatcher(BYTES, compile_schema(schema))
+    text = json.dumps(instance, separators=(",", ":")).encode()
+    return matcher.try_consume_tokens([*text]) == len(text) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("schema", "instance"),
+    [
+        # As OpenAPI's generators write a class that inherits.
+        ({"allOf": [TO_BASE, OWN]} | DEFS, {"a": 1, "b": "x"}),
+        ({"allOf": [TO_BASE, FREE]} | DEFS, {"a": 1, "b": "x"}),
+        ({"allOf": [TO_BASE, {"$ref": "#/$defs/Own"}]} | DEFS, {"a": 1, "b": "x"}),
+        (TO_BASE | {"properties": FREE["properties"]} | DEFS, {"a": 1, "b": "x"}),
+        (BASE | {"anyOf": [FREE, {"properties": {"c": {"type": "integer"}}}]}, {"a": 1, "b": "x"}),
+        (
+            BASE | {"oneOf": [by_kind("x", p={"type": "integer"}), by_kind("y")]},
+            {"a": 1, "k": "x", "p": 2},
+        ),
+        # What is one property of both has the parts of both.
+        (
+            {"allOf": [{"properties": {"in": BASE}}, {"properties": {"in": FREE}}]},
+            {"in": {"a": 1, "b": "x"}},
+        ),
+        (
+            {"allOf": [{"properties": {"in": TO_BASE}}, {"properties": {"in": FREE}}]} | DEFS,
+            {"in": {"a": 1, "b": "x"}},
+        ),
+    ],
+)
+def test_an_object_that_is_told_in_parts_has_the_names_of_all(schema: Any, instance: Any):
+    assert accepts(schema, instance)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        BASE,
+        TO_BASE | DEFS,
+        # As pydantic writes a field that is a model and has a description or a default.
+        {"allOf": [TO_BASE], "description": "The base.", "default": {"a": 1}} | DEFS,
+        {"anyOf": [TO_BASE, {"type": "null"}]} | DEFS,
+        BASE | {"anyOf": [{"required": ["a"]}, {"required": ["c"]}]},
+        {"allOf": [{"required": ["a"]}], **BASE},
+    ],
+)
+def test_an_object_that_is_told_at_once_is_closed(schema: Any):
+    assert accepts(schema, {"a": 1})
+    assert not accepts(schema, {"a": 1, "z": 1})
+
+
+def test_what_is_beside_an_object_in_parts_stays_closed():
+    address = {"type": "object", "properties": {"street": {"type": "string"}}}
+    schema = {"allOf": [TO_BASE, {"properties": {"home": address}}]} | DEFS
+    assert accepts(schema, {"a": 1, "home": {"street": "x"}})
+    assert not accepts(schema, {"a": 1, "home": {"street": "x", "z": 1}})
+
+
+def test_a_circle_of_references_is_closed():
+    node = {"properties": {"next": {"$ref": "#/$defs/Node"}, "a": {"type": "integer"}}}
+    schema = {"$ref": "#/$defs/Node", "$defs": {"Node": node}}
+    assert accepts(schema, {"next": {"a": 1}})
+    assert not accepts(schema, {"next": {"z": 1}})
+    assert close_schema({"$ref": "#"}) == {"$ref": "#"}
+
+
+def test_what_enforces_nothing_is_left_out():
+    names = {"title": {"type": "string", "description": "A word."}, "default": {"type": "null"}}
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Work",
+        "type": "object",
+        "properties": names | {"const": {"const": {"title": 1}}},
+        "propertyNames": {"type": "string", "description": "A name."},
+    }
+    assert close_schema(schema) == {
+        "type": "object",
+        "properties": {
+            "title": {"type": "string"},
+            "default": {"type": "null"},
+            "const": {"const": {"title": 1}},
+        },
+        "additionalProperties": False,
+    }
+
+
+@pytest.mark.parametrize("named", ["path", "password", "binary", "int32", "byte", "json-string"])
+def test_a_format_that_only_says_how_a_value_is_used_is_left_out(named: str):
+    assert accepts({"type": "string", "format": named}, "any text")
+
+
+def test_descriptions_are_as_long_as_they_are():
+    properties = {f"p{each}": {"type": "string", "description": "z" * 9000} for each in range(20)}
+    assert accepts({"type": "object", "properties": properties}, {"p0": "x", "p7": "y"})
