@@ -51,15 +51,15 @@ def check_models(_: Machine, subject: Subject) -> CheckResult:
     if not names:
         return CheckResult("models", "ok", "none is known of")
     absent = [name for name in find_hub_names(names) if not has_weights(name)]
-    if not absent or subject.problem:
-        return CheckResult(
-            "models", "ok", f"{len(names)} named, of which {len(absent)} are not here"
-        )
+    if not absent:
+        return CheckResult("models", "ok", f"{len(names)} named, and all are here")
+    fact = f"the weights of {', '.join(absent)} are not here"
+    if subject.problem:  # which may be that they cannot be fetched
+        return CheckResult("models", "warning", fact, "first mend the configuration")
     return CheckResult(
         "models",
         "warning",
-        f"the weights of {', '.join(absent)} are not here: the first start fetches them, which "
-        "can take long",
+        f"{fact}: the first start fetches them, which can take long",
         "; ".join(f"hf download {name}" for name in absent),
     )
 

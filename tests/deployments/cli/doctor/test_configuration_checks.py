@@ -64,7 +64,7 @@ class TestPort:
 
 class TestModels:
     def test_those_in_the_package_are_here(self):
-        assert checks.check_models(HEALTHY, shipped()).fact == "2 named, of which 0 are not here"
+        assert checks.check_models(HEALTHY, shipped()).fact == "2 named, and all are here"
 
     def test_weights_that_will_be_fetched_are_a_warning(self, monkeypatch):
         subject = shipped()
@@ -73,6 +73,9 @@ class TestModels:
         monkeypatch.setattr(hub, "has_weights", lambda name: False)
         found = checks.check_models(HEALTHY, subject)
         assert (found.mark, found.mend) == ("warning", "hf download acme/large")
+        found = checks.check_models(HEALTHY, replace(subject, misreading="a wrong key"))
+        assert found.fact == "the weights of acme/large are not here"
+        assert (found.mark, found.mend) == ("warning", "first mend the configuration")
 
 
 class TestQdrant:
