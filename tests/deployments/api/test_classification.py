@@ -296,6 +296,15 @@ def test_a_field_that_would_do_nothing_is_refused_by_its_name(
     assert refused.value.param == name
 
 
+@pytest.mark.parametrize("name", ["documents", "mode"])
+def test_a_null_belongs_nowhere(name: str) -> None:
+    """A whole dump of another server's request has one for each field that it leaves out."""
+    usual: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    assert parse({name: None}) == parse({})
+    read_messages(usual | {"max_tokens": 5, name: None}, ApiConfig(model="m"))
+    assert read_body({"model": "m", "input": "Hi", name: None})[1] == ()
+
+
 def test_no_field_has_two_classes_and_none_is_listed_for_nobody() -> None:
     table = CHAT_FIELDS
     assert not {*table.refused, *table.ignored} & {*table.honoured}

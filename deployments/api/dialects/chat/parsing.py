@@ -206,9 +206,14 @@ def check_chat_request(fields: Mapping[str, Any], config: ApiConfig) -> ChatRequ
 
 
 def refuse_misplaced(fields: Mapping[str, Any], model: type[BaseModel]) -> None:
-    """Raise BadRequest for a field that a model of bodies lacks and the object 'rapid' may have."""
-    for name in fields:
-        if name in RapidOptions.model_fields and name not in model.model_fields:
+    """Raise BadRequest for a field that a model of bodies lacks and the object 'rapid' may have.
+
+    A null is no field: whole dumps of other servers' requests have ``"documents": null``.
+    """
+    for name, value in fields.items():
+        if value is None or name in model.model_fields:
+            continue
+        if name in RapidOptions.model_fields:
             raise BadRequest(
                 f"{name} belongs into the object 'rapid' (with the OpenAI SDK: "
                 f"extra_body={{'rapid': {{'{name}': ...}}}}).",
