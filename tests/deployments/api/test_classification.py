@@ -73,6 +73,13 @@ REFUSED: dict[str, Any] = {
     "watermarking": True,
     "web_search_options": {},
 }
+VLLM_DUMPED = {  # vLLM's `StructuredOutputsParams`, whose other fields are null
+    **dict.fromkeys(("json", "regex", "choice", "grammar", "json_object", "structural_tag")),
+    "disable_fallback": False,
+    "disable_any_whitespace": False,
+    "disable_additional_properties": False,
+    "whitespace_pattern": None,
+}
 NEUTRAL: dict[str, Any] = {
     "add_generation_prompt": True,
     "add_special_tokens": False,
@@ -112,7 +119,10 @@ def test_values_that_ask_for_nothing_pass() -> None:
     [
         {"response_format": {"type": "json_object"}},
         {"structured_outputs": {"json": {"type": "object"}}},
+        {"structured_outputs": VLLM_DUMPED | {"json": {"type": "object"}}},
+        {"structured_outputs": {"json": '{"type": "object"}', "disable_any_whitespace": True}},
         {"guided_json": {"type": "object"}},
+        {"guided_json": '{"type": "object"}'},
     ],
 )
 def test_every_name_of_a_form_arrives_as_one_grammar(fields: dict[str, Any]) -> None:
@@ -129,9 +139,14 @@ def test_every_name_of_a_form_arrives_as_one_grammar(fields: dict[str, Any]) -> 
         ({"guided_grammar": "root ::= 'a'"}, "guided_grammar"),
         ({"guided_json": {"not": {}}}, "guided_json"),
         ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": "[" * 100_000}, "guided_json"),
+        ({"guided_json": f'"{"a" * 2**20}"'}, "guided_json"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"ebnf": "a"}}, "structured_outputs.ebnf"),
+        ({"structured_outputs": VLLM_DUMPED}, "structured_outputs"),
         (
             {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
             "structured_outputs",
