@@ -14,6 +14,8 @@ from anthropic.types.message_create_params import MessageCreateParamsBase
 from openai.types import chat as of_chats
 from openai.types import responses as of_responses
 from openai.types import shared_params
+from openai.types.chat import chat_completion_content_part_param as of_parts
+from openai.types.chat import chat_completion_message_function_tool_call_param as of_calls
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from openai.types.completion_create_params import CompletionCreateParamsBase as OlderParams
 from openai.types.embedding_create_params import EmbeddingCreateParams
@@ -204,6 +206,12 @@ def test_every_field_of_the_sdks_is_classified_in_other_dialects(
         (CHAT_FIELDS, "messages", of_chats.ChatCompletionUserMessageParam),
         (CHAT_FIELDS, "messages", of_chats.ChatCompletionAssistantMessageParam),
         (CHAT_FIELDS, "messages", of_chats.ChatCompletionToolMessageParam),
+        (CHAT_FIELDS, "messages.content", of_chats.ChatCompletionContentPartTextParam),
+        (CHAT_FIELDS, "messages.content", of_chats.ChatCompletionContentPartRefusalParam),
+        (CHAT_FIELDS, "messages.content", of_parts.File),
+        (CHAT_FIELDS, "messages.content.file", of_parts.FileFile),
+        (CHAT_FIELDS, "messages.tool_calls", of_chats.ChatCompletionMessageFunctionToolCallParam),
+        (CHAT_FIELDS, "messages.tool_calls.function", of_calls.Function),
         (CHAT_FIELDS, "stream_options", of_chats.ChatCompletionStreamOptionsParam),
         (COMPLETION_FIELDS, "stream_options", of_chats.ChatCompletionStreamOptionsParam),
         (CHAT_FIELDS, "tools", of_chats.ChatCompletionFunctionToolParam),
@@ -253,6 +261,19 @@ def test_every_field_of_other_servers_is_classified_where_nothing_is_generated(
     assert {name for name in MODEL_PEERS[path] if table.find_class(name) is None} == set()
     assert not {*table.honoured} & {*table.refused, *table.ignored}
     assert not {*table.refused} & {*table.ignored}
+
+
+def test_what_is_ignored_within_parts_and_calls_of_messages_is_named() -> None:
+    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}, "x": 1}
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {}}
+    call = {"id": "1", "index": 0, "type": "function", "function": function}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "1", "content": [part]}
+    asked = parse({"messages": [{"role": "user", "content": [part]}, called, result]})
+    assert asked.as_generate_request("r", "t").ignored == (
+        "messages[].content[].cache_control", "messages[].content[].x",
+        "messages[].tool_calls[].index", "messages[].tool_calls[].function.parsed_arguments",
+    )  # fmt: skip
 
 
 def test_what_is_ignored_within_a_field_is_named_once_and_what_is_refused_by_its_place() -> None:
