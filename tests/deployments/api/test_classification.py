@@ -341,6 +341,22 @@ def test_a_null_belongs_nowhere(name: str) -> None:
     assert read_body({"model": "m", "input": "Hi", name: None})[1] == ()
 
 
+def test_only_an_edit_that_keeps_all_asks_for_nothing() -> None:
+    """Claude Code sends one that does."""
+
+    def read(keep: Any) -> ChatRequest:
+        edit = {"type": "clear_thinking_20251015", "keep": keep}
+        given = {"max_tokens": 5, "context_management": {"edits": [edit]}}
+        said = [{"role": "user", "content": "Hi"}]
+        return read_messages({"model": "m", "messages": said} | given, ApiConfig(model="m")).chat
+
+    for keep in ("all", {"type": "all"}):
+        assert read(keep).as_generate_request("r", "t").ignored == ()
+    with pytest.raises(BadRequest, match="not supported yet") as refused:
+        read({"type": "thinking_turns", "value": 1})
+    assert refused.value.param == "context_management"
+
+
 def test_no_field_has_two_classes_and_none_is_listed_for_nobody() -> None:
     table = CHAT_FIELDS
     assert not {*table.refused, *table.ignored} & {*table.honoured}
