@@ -49,11 +49,23 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call in the history of a chat; `arguments` is a JSON object, as JSON."""
+    """A call in the history of a chat.
+
+    Attributes:
+        arguments: A JSON object, as JSON, or the beginning of one where an answer was cut.
+    """
 
     id: str
     name: str
     arguments: str
+
+    def read_arguments(self) -> dict[str, Any]:
+        """Return the arguments; none where their text is no JSON object."""
+        try:
+            given = json.loads(self.arguments)
+        except ValueError:
+            return {}
+        return given if isinstance(given, dict) else {}
 
     def __str__(self) -> str:
         return f"{self.name}({self.arguments})"

@@ -8,6 +8,7 @@ field, which `bad_request` puts before it.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
@@ -41,6 +42,7 @@ MAX_STOPS = 4  # as in the API of OpenAI
 MAX_STOP_LENGTH = 1000  # characters of a stop sequence
 MAX_BAD_WORDS = 256  # texts of `bad_words`: each is looked for behind every token
 MAX_NAME = 256  # characters of the names of a model, of a document and of a salt
+_MAX_SCHEMA = 2**20  # characters of one given as JSON: read in 0.03 s, in which all else waits
 MAX_QUERY = 2**14  # characters: about what the longest embedders read
 
 
@@ -180,8 +182,21 @@ def _compile(compiler: Callable[[object], str], given_as: Any) -> BeforeValidato
     return BeforeValidator(validate, json_schema_input_type=given_as | None)
 
 
+def _compile_object_or_text(given: object) -> str:
+    """Return the grammar of a schema that may be given as JSON, as vLLM has it."""
+    if isinstance(given, str):
+        if len(given) > _MAX_SCHEMA:
+            raise UnusableGrammar(f"is too long: {_MAX_SCHEMA} characters at most")
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            raise UnusableGrammar("must be a JSON schema: an object, or one as JSON") from None
+    return compile_schema(given)
+
+
 # As given, and from then on as a grammar.
 Schema = Annotated[str | None, _compile(compile_schema, dict[str, Any])]
+SchemaOrText = Annotated[str | None, _compile(_compile_object_or_text, dict[str, Any] | str)]
 Pattern = Annotated[str | None, _compile(compile_regex, str)]
 Choices = Annotated[str | None, _compile(compile_choices, list[str])]
 Rules = Annotated[str | None, _compile(compile_lark, str)]
@@ -218,17 +233,27 @@ class ResponseFormat(Fields):
 
 
 class StructuredOutputs(Fields):
-    """VLLM's ``structured_outputs``, of which exactly one is given."""
+    """VLLM's ``structured_outputs``, of which exactly one form is given.
 
-    json_: Schema = Field(None, alias="json")
+    What vLLM's has beside it changes nothing, as each grammar is followed in one way: JSON has no
+    white space, and objects have the properties of their schema.
+    """
+
+    json_: SchemaOrText = Field(None, alias="json")
     regex: Pattern = None
     choice: Choices = None
     grammar: Rules = None
     json_object: Literal[True] | None = None
+    disable_fallback: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: None = None
+    structural_tag: None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> StructuredOutputs:
-        if sum(getattr(self, name) is not None for name in type(self).model_fields) != 1:
+        forms = self.json_, self.regex, self.choice, self.grammar, self.json_object
+        if sum(each is not None for each in forms) != 1:
             names = "json, regex, choice, grammar or json_object"
             refuse("structured_outputs", f"must have one of {names}")
         return self
@@ -389,6 +414,7 @@ _MESSAGES = {
     "model_type": "must be an object",
     "dict_type": "must be an object",
     "list_type": "must be a list",
+    "none_required": "is not supported yet: leave it out",
 }
 
 

@@ -100,7 +100,8 @@ class Readings:
         run = self._run
         if self._request.speculation.too_long == "rag":
             run.prompts.clear()
-            run.replan("rag")
+            # In a thread, as the drafter's grammar of calls may be compiled, for half a second.
+            await asyncio.to_thread(run.replan, "rag")
             decision, _ = await self.resolve()
             run.decision = replace(decision, cause="target's prompt too long")
             return

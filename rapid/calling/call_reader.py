@@ -15,7 +15,7 @@ _HEAD = re.compile(
 )
 _NAMED_HEAD = re.compile(r"\s*([\w-]+)\s*(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 _FIRST_KEY = re.compile(r'\s*\{\s*"([^"\\]*)"')
-_NO_NAMED_HEAD = re.compile(r"(?![\w-]*\s*(\[[A-Z_]*(\]\w*)?)*$)")
+_NO_NAMED_HEAD = re.compile(r"(?![\w-]*+\s*+(\[[A-Z_]*+(\]\w*+)?)*+\s*+$)")
 MOST_HEAD = 300  # characters of what comes before a call's arguments: a tool's name has 64
 _KEYS = {"name", "arguments", "parameters", "type", "function", "id"}  # a call may begin with one
 
@@ -37,8 +37,9 @@ class CallPiece:
 class CallReader:
     """A reader that takes an answer's text and returns its calls, and the text beside them.
 
-    What only looks like a call is text. White space around calls belongs to neither. What is
-    returned in all depends on the text only, not on how it is split into pushes.
+    What only looks like a call is text. White space before calls belongs to neither; behind them it
+    is of the text that follows. What is returned in all depends on the text only, not on how it is
+    split into pushes.
 
     Attributes:
         num_calls: Number of calls that have begun.
@@ -201,17 +202,18 @@ class CallReader:
         """Take what ends a call, as far as it is there, and what leads to the next one."""
         begun = self._held.lstrip()
         while self._tail and begun.startswith(self._tail[0]):
-            begun = begun.removeprefix(self._tail.pop(0)).lstrip()
-            self._held = begun
+            self._held = begun.removeprefix(self._tail.pop(0))
+            begun = self._held.lstrip()
         if not begun or (self._tail and self._tail[0].startswith(begun)):
             return
         self._tail = []
         separator = self._form.between.strip()
         if separator and begun[0] == separator[0] and separator != self._form.opening:
-            self._before, self._held = begun[0], begun[1:]
+            self._before = self._held.removesuffix(begun[1:])
+            self._held = begun[1:]
             self._step = self._take_call
             return
-        if self._form.end:
+        if self._form.end and begun.startswith(self._form.end):
             self._held = begun.removeprefix(self._form.end)
         self._step = self._take_text if self._form.opening else self._take_rest
         yield from ()

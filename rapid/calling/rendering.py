@@ -30,7 +30,10 @@ For each function call, return a json object with function name and arguments wi
 
 
 def as_turns(messages: Sequence[Message], form: CallForm) -> list[dict[str, Any]]:
-    """Return a chat as templates of a form take it; arguments of calls are objects, not JSON."""
+    """Return a chat as templates of a form take it; arguments of calls are objects, not JSON.
+
+    Those of a call that was cut are none, as some templates walk through them.
+    """
 
     def id_of(given: str) -> str:
         short = blake2b(given.encode(), digest_size=5).hexdigest()[:9]
@@ -47,7 +50,7 @@ def as_turns(messages: Sequence[Message], form: CallForm) -> list[dict[str, Any]
                 {
                     "type": "function",
                     "id": id_of(call.id),
-                    "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+                    "function": {"name": call.name, "arguments": call.read_arguments()},
                 }
                 for call in message.tool_calls
             ]

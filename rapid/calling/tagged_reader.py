@@ -101,7 +101,7 @@ class TaggedCallReader(CallReader):
         may_end = not ends and any(end.startswith(begun) for end in self._ends)
         if is_key or may_end:
             return
-        self._held, self._step = begun, self._take_tail
+        self._step = self._take_tail
         self._tail = self._ends[ends[0] :] if ends else []
         yield self._piece("}" if self._num_arguments else "{}")
 

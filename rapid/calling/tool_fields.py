@@ -31,6 +31,7 @@ from rapid.requests import MAX_NAME, Fields, Text, Turn, refuse
 
 MOST_TOOLS = 128  # as in the API of OpenAI
 _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")  # as in the API of OpenAI; templates quote it bare
+_TOO_DEEP = f"is nested too deeply: {MAX_DEPTH} levels at most"
 _CHOICES = ("none", "auto", "required")
 
 
@@ -54,7 +55,7 @@ def _check_json(given: object, what: str) -> None:
     except ValueError:
         refuse("json", what)
     if is_deep:
-        refuse("json", f"is nested too deeply: {MAX_DEPTH} levels at most")
+        refuse("json", _TOO_DEEP)
 
 
 class FunctionFields(_Given):
@@ -88,22 +89,21 @@ class ToolFields(_Given):
 
 
 class CalledFields(_Given):
-    """The ``function`` of a call in the history."""
+    """The ``function`` of a call in the history; arguments that were cut are no JSON."""
 
     name: Annotated[str, AfterValidator(_check_name)]
     arguments: Text
 
     @field_validator("arguments")
     @classmethod
-    def _is_an_object(cls, arguments: str) -> str:
-        what = "must be a JSON object, as a string"
+    def _can_be_rendered(cls, arguments: str) -> str:
         try:
             given = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            refuse("arguments", what)
-        if not isinstance(given, dict):
-            refuse("arguments", what)
-        _check_json(given, f"{what}, without lone surrogates")
+        except ValueError:
+            return arguments
+        except RecursionError:
+            refuse("arguments", _TOO_DEEP)
+        _check_json(given, "must have no lone surrogates")
         return arguments or "{}"
 
 

@@ -14,6 +14,8 @@ from anthropic.types.message_create_params import MessageCreateParamsBase
 from openai.types import chat as of_chats
 from openai.types import responses as of_responses
 from openai.types import shared_params
+from openai.types.chat import chat_completion_content_part_param as of_parts
+from openai.types.chat import chat_completion_message_function_tool_call_param as of_calls
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from openai.types.completion_create_params import CompletionCreateParamsBase as OlderParams
 from openai.types.embedding_create_params import EmbeddingCreateParams
@@ -73,6 +75,13 @@ REFUSED: dict[str, Any] = {
     "watermarking": True,
     "web_search_options": {},
 }
+VLLM_DUMPED = {  # vLLM's `StructuredOutputsParams`, whose other fields are null
+    **dict.fromkeys(("json", "regex", "choice", "grammar", "json_object", "structural_tag")),
+    "disable_fallback": False,
+    "disable_any_whitespace": False,
+    "disable_additional_properties": False,
+    "whitespace_pattern": None,
+}
 NEUTRAL: dict[str, Any] = {
     "add_generation_prompt": True,
     "add_special_tokens": False,
@@ -112,7 +121,10 @@ def test_values_that_ask_for_nothing_pass() -> None:
     [
         {"response_format": {"type": "json_object"}},
         {"structured_outputs": {"json": {"type": "object"}}},
+        {"structured_outputs": VLLM_DUMPED | {"json": {"type": "object"}}},
+        {"structured_outputs": {"json": '{"type": "object"}', "disable_any_whitespace": True}},
         {"guided_json": {"type": "object"}},
+        {"guided_json": '{"type": "object"}'},
     ],
 )
 def test_every_name_of_a_form_arrives_as_one_grammar(fields: dict[str, Any]) -> None:
@@ -129,9 +141,14 @@ def test_every_name_of_a_form_arrives_as_one_grammar(fields: dict[str, Any]) -> 
         ({"guided_grammar": "root ::= 'a'"}, "guided_grammar"),
         ({"guided_json": {"not": {}}}, "guided_json"),
         ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": "[" * 100_000}, "guided_json"),
+        ({"guided_json": f'"{"a" * 2**20}"'}, "guided_json"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"ebnf": "a"}}, "structured_outputs.ebnf"),
+        ({"structured_outputs": VLLM_DUMPED}, "structured_outputs"),
         (
             {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
             "structured_outputs",
@@ -189,6 +206,12 @@ def test_every_field_of_the_sdks_is_classified_in_other_dialects(
         (CHAT_FIELDS, "messages", of_chats.ChatCompletionUserMessageParam),
         (CHAT_FIELDS, "messages", of_chats.ChatCompletionAssistantMessageParam),
         (CHAT_FIELDS, "messages", of_chats.ChatCompletionToolMessageParam),
+        (CHAT_FIELDS, "messages.content", of_chats.ChatCompletionContentPartTextParam),
+        (CHAT_FIELDS, "messages.content", of_chats.ChatCompletionContentPartRefusalParam),
+        (CHAT_FIELDS, "messages.content", of_parts.File),
+        (CHAT_FIELDS, "messages.content.file", of_parts.FileFile),
+        (CHAT_FIELDS, "messages.tool_calls", of_chats.ChatCompletionMessageFunctionToolCallParam),
+        (CHAT_FIELDS, "messages.tool_calls.function", of_calls.Function),
         (CHAT_FIELDS, "stream_options", of_chats.ChatCompletionStreamOptionsParam),
         (COMPLETION_FIELDS, "stream_options", of_chats.ChatCompletionStreamOptionsParam),
         (CHAT_FIELDS, "tools", of_chats.ChatCompletionFunctionToolParam),
@@ -238,6 +261,19 @@ def test_every_field_of_other_servers_is_classified_where_nothing_is_generated(
     assert {name for name in MODEL_PEERS[path] if table.find_class(name) is None} == set()
     assert not {*table.honoured} & {*table.refused, *table.ignored}
     assert not {*table.refused} & {*table.ignored}
+
+
+def test_what_is_ignored_within_parts_and_calls_of_messages_is_named() -> None:
+    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}, "x": 1}
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {}}
+    call = {"id": "1", "index": 0, "type": "function", "function": function}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "1", "content": [part]}
+    asked = parse({"messages": [{"role": "user", "content": [part]}, called, result]})
+    assert asked.as_generate_request("r", "t").ignored == (
+        "messages[].content[].cache_control", "messages[].content[].x",
+        "messages[].tool_calls[].index", "messages[].tool_calls[].function.parsed_arguments",
+    )  # fmt: skip
 
 
 def test_what_is_ignored_within_a_field_is_named_once_and_what_is_refused_by_its_place() -> None:
@@ -294,6 +330,31 @@ def test_a_field_that_would_do_nothing_is_refused_by_its_name(
     with pytest.raises(BadRequest, match=re.escape(told)) as refused:
         read_body({"model": "m", "input": "Hi", name: value})
     assert refused.value.param == name
+
+
+@pytest.mark.parametrize("name", ["documents", "mode"])
+def test_a_null_belongs_nowhere(name: str) -> None:
+    """A whole dump of another server's request has one for each field that it leaves out."""
+    usual: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    assert parse({name: None}) == parse({})
+    read_messages(usual | {"max_tokens": 5, name: None}, ApiConfig(model="m"))
+    assert read_body({"model": "m", "input": "Hi", name: None})[1] == ()
+
+
+def test_only_an_edit_that_keeps_all_asks_for_nothing() -> None:
+    """Claude Code sends one that does."""
+
+    def read(keep: Any) -> ChatRequest:
+        edit = {"type": "clear_thinking_20251015", "keep": keep}
+        given = {"max_tokens": 5, "context_management": {"edits": [edit]}}
+        said = [{"role": "user", "content": "Hi"}]
+        return read_messages({"model": "m", "messages": said} | given, ApiConfig(model="m")).chat
+
+    for keep in ("all", {"type": "all"}):
+        assert read(keep).as_generate_request("r", "t").ignored == ()
+    with pytest.raises(BadRequest, match="not supported yet") as refused:
+        read({"type": "thinking_turns", "value": 1})
+    assert refused.value.param == "context_management"
 
 
 def test_no_field_has_two_classes_and_none_is_listed_for_nobody() -> None:

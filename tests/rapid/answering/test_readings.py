@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from rapid.chat_messages import Document
+from rapid.chat_messages import Document, Tool, Tools
 from rapid.errors import PromptTooLong, TargetUnavailable
 from rapid.events import Finished, GenerationEvent, Reading, Started
 from tests.answered import ATLAS
-from tests.local_pools import LocalApplication
+from tests.local_pools import FOUND, LocalApplication
 from tests.ray_cluster import question
 
 SAID = Reading(412, 1130, "passages")
@@ -64,6 +65,25 @@ async def test_what_can_be_refused_before_retrieval_is_refused_before_anything_i
     request = replace(question("r", mode="auto", documents=ATLAS), is_streamed=True)
     with pytest.raises(TargetUnavailable):
         await anext(app.generate(request))
+
+
+async def test_the_drafters_grammar_of_calls_is_compiled_aside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The drafter answers where the target's prompt is too long, in its own form of calls."""
+    threads = list[int]()
+
+    def compile_calls(*_: Any) -> None:
+        threads.append(threading.get_ident())
+
+    monkeypatch.setattr("rapid.answering.run.compile_calls", compile_calls)
+    long = (Document("atlas", FOUND.text * 5_000),)
+    given: dict[str, Any] = {"documents": long, "tools": Tools((Tool("f", "{}"),)), "seed": 5}
+    request = question("r", mode="fused", rapid={"too_long": "rag"}, **given)
+    events = await LocalApplication().answered(request)
+    assert isinstance(events[-1], Finished)
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
 
 
 async def test_who_leaves_while_documents_are_embedded_ends_the_call() -> None:

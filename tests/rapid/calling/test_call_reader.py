@@ -187,6 +187,29 @@ def test_text_behind_calls_and_calls_that_are_cut():
     assert all(isinstance(json.loads(each), dict) for each in ARGUMENTS)
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.opening + form.head)
+@pytest.mark.parametrize(
+    "behind", [" trailing words", "\n\nDone.", "\n</tol_call>", " \n, no", "\n"]
+)
+@given(cuts=st.lists(st.integers(0, 200), min_size=1, max_size=12))
+@settings(max_examples=20, deadline=None)
+def test_white_space_behind_calls_is_of_the_text_that_follows(
+    form: CallForm, behind: str, cuts: list[int]
+):
+    text = form.write(CALLS[:1]) + behind
+    whole = read(form, text, [len(text)])
+    assert read(form, text, [cut % len(text) for cut in cuts]) == whole == read(form, text)
+    said = behind.lstrip() if form.is_in_channels else behind
+    assert whole == (said.rstrip() and said, [("look_up", ARGUMENTS[0])])
+
+
+@pytest.mark.parametrize("space", [" ", "\n ", "\u2028"])
+@pytest.mark.parametrize("head", ["f%s[ARGS]%s", "f[ARGS]%s%s", "f[CALL_ID]abc[ARGS]%s%s"])
+def test_white_space_within_a_head_is_of_the_call(head: str, space: str):
+    text = f"[TOOL_CALLS]{head % (space, space)}{{}}"
+    assert read(NEW_MISTRAL, text) == read(NEW_MISTRAL, text, [len(text)]) == ("", [("f", "{}")])
+
+
 def test_messages_to_the_user_are_one_text_and_a_head_that_is_cut_is_none():
     begun = "<|channel|>commentary<|message|>Let me look. <|end|><|start|>assistant"
     call = GPT_OSS.write(CALLS[:1])

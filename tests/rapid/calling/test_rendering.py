@@ -13,7 +13,7 @@ import pytest
 from rapid.chat_messages import Message, Tool, ToolCall
 from rapid.checkpoints.text import ChatText
 from rapid.errors import BadRequest
-from tests.rapid.calling.checkpoints_with_tools import text_of
+from tests.rapid.calling.checkpoints_with_tools import TEMPLATES, text_of
 
 TOOL = Tool("read", json.dumps({"type": "object", "properties": {"page": {"type": "integer"}}}))
 CALL = ToolCall("call_1", "read", '{"page": 7}')
@@ -42,6 +42,26 @@ def test_tools_calls_and_results_are_rendered(family: str):
         assert text.call_form.write([CALL]) in rendered
         assert "An island." in rendered
     assert json.dumps(TOOL.describe()) not in render(text)
+
+
+CUT = replace(CALL, arguments='{"page": "se')
+
+
+@pytest.mark.parametrize("family", sorted({*TEMPLATES} - {"plain"}))
+@pytest.mark.parametrize("arguments", [CUT.arguments, "[7]", '"7"', ""])
+def test_a_call_that_was_cut_has_no_arguments_in_a_template(family: str, arguments: str):
+    """Some templates walk through them, and fail at a text."""
+    text = text_of(family)
+    cut, none = (
+        Message("assistant", "", (replace(CALL, arguments=each),)) for each in (arguments, "{}")
+    )
+    rendered, expected = (render(text, [CHAT[0], each, CHAT[2]], TOOL) for each in (cut, none))
+    assert rendered == expected
+
+
+def test_a_call_that_was_cut_is_told_in_words_as_it_is():
+    chat = [CHAT[0], Message("assistant", "", (CUT,)), CHAT[2]]
+    assert CUT.arguments in render(text_of("plain"), chat, TOOL)
 
 
 def test_a_template_without_tools_gets_them_in_words():

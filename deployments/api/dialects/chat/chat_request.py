@@ -39,7 +39,7 @@ from rapid.requests import (
     Pattern,
     Rules,
     SamplingFields,
-    Schema,
+    SchemaOrText,
     Text,
     refuse,
     someone_asks,
@@ -225,7 +225,7 @@ class ChatRequest(StreamedFields, ToolSettings, ThinkingFields):
     n: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    guided_json: Schema = None  # vLLM's older names of `structured_outputs`
+    guided_json: SchemaOrText = None  # vLLM's older names of `structured_outputs`
     guided_regex: Pattern = None
     guided_choice: Choices = None
     guided_grammar: Rules = None

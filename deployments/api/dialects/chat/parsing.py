@@ -20,7 +20,7 @@ from deployments.api.dialects.chat.chat_request import (
 from deployments.api.http.field_table import FieldTable
 from deployments.api.http.json_bodies import parse_object
 from deployments.config.api_config import ApiConfig
-from rapid.calling.tool_fields import FunctionFields, ToolFields
+from rapid.calling.tool_fields import CalledFields, CallFields, FunctionFields, ToolFields
 from rapid.errors import BadRequest
 from rapid.messages import GenerateRequest
 from rapid.requests import bad_request
@@ -141,11 +141,25 @@ _IGNORED = {
     "verbose", "xtc_threshold",
 }  # fmt: skip
 
+_PARTS = FieldTable(
+    {"type", "text", "refusal", "file"},
+    {},
+    {"cache_control", "prompt_cache_breakpoint"},
+    # A file without an id is refused, with what to do with its data.
+    nested={"file": FieldTable({"file_id"}, {}, {"file_data", "filename"})},
+)
+_CALLS = FieldTable(
+    CallFields.model_fields,
+    {},
+    {"index"},  # of a stream's deltas, from which clients put calls together
+    nested={"function": FieldTable(CalledFields.model_fields, {})},
+)
 MESSAGES_OF_CHATS = FieldTable(
     {*ChatMessage.model_fields, "refusal"} - {"file_ids"},
     # Other servers go on from a message with a `prefix`; an `audio` is of an answer in sounds.
     {"audio": (), "function_call": ({}, ""), "prefix": (False,)},
     {"name"},  # of who says it, which chat templates leave out
+    nested={"content": _PARTS, "tool_calls": _CALLS},
 )
 TOOLS_OF_CHATS = FieldTable(
     ToolFields.model_fields, {}, nested={"function": FieldTable(FunctionFields.model_fields, {})}
@@ -206,9 +220,14 @@ def check_chat_request(fields: Mapping[str, Any], config: ApiConfig) -> ChatRequ
 
 
 def refuse_misplaced(fields: Mapping[str, Any], model: type[BaseModel]) -> None:
-    """Raise BadRequest for a field that a model of bodies lacks and the object 'rapid' may have."""
-    for name in fields:
-        if name in RapidOptions.model_fields and name not in model.model_fields:
+    """Raise BadRequest for a field that a model of bodies lacks and the object 'rapid' may have.
+
+    A null is no field: whole dumps of other servers' requests have ``"documents": null``.
+    """
+    for name, value in fields.items():
+        if value is None or name in model.model_fields:
+            continue
+        if name in RapidOptions.model_fields:
             raise BadRequest(
                 f"{name} belongs into the object 'rapid' (with the OpenAI SDK: "
                 f"extra_body={{'rapid': {{'{name}': ...}}}}).",

@@ -23,9 +23,13 @@ from rapid.requests import MAX_NAME, Fields, Text, bad_request, refuse
 
 Json = dict[str, Any]
 
+# What Claude Code asks for: that no thinking is taken out of the chat, as none is here.
+_KEEP_ALL: list[Json] = [
+    {"type": "clear_thinking_20251015", "keep": all_turns} for all_turns in ("all", {"type": "all"})
+]
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # with the values that ask for nothing
     "container": (),
-    "context_management": ({},),
+    "context_management": ({}, {"edits": []}, *({"edits": [each]} for each in _KEEP_ALL)),
     "inference_geo": (),
     "logprobs": (False,),
     "mcp_servers": ([],),
