@@ -13,6 +13,7 @@ from deployments.orchestrator.lease_queue import LeaseQueue
 from deployments.orchestrator.ray_pools import RayPool
 from deployments.orchestrator.ray_retrieval import RayRetrieval
 from deployments.orchestrator.ray_verifiers import VerifierSettings
+from deployments.pools.passage_reports import keep_gate
 from library.library_access import LibraryAccess
 from rapid.answering.pair_pools import Pools
 from rapid.answering.passage_gate import PassageGate
@@ -85,6 +86,7 @@ class RayServices:
             has_drafter = config.own_drafting is None
             tokens = config.drafter_pool.engine.passage_cache_tokens
             self._gate = PassageGate(is_wanted=has_drafter and tokens > 0)
+            keep_gate(self._gate)
         return Services(
             config=settings,
             speculation=config.speculation,

@@ -38,6 +38,7 @@ class OperatorRoutes:
                 "models": state.get("models", {}),
                 "pools": state.get("pools", {}),
                 "engines": state.get("engines", []),
+                "passages": state.get("passages", []),
                 "metrics": state.get("metrics", []),
                 "requests": self._access.counts(),
             }

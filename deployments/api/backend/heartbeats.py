@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,8 +18,9 @@ from typing import Any, Literal
 import ray
 from ray.actor import ActorHandle
 
-from cluster.serve_internals import replica_of, request_sign
+from cluster.serve_internals import ask_in_actor, replica_of, request_sign
 from deployments.pools.engine_actor import engines_of
+from deployments.pools.passage_reports import report_passages
 from rapid.engine_status import EngineStatus
 from rapid.ports import Clock
 
@@ -51,7 +52,8 @@ Standing = Literal["alive", "silent", "gone"]
 """State of a process: it gave a sign within ten seconds, it is silent, or it is not there."""
 
 Ask = Callable[[], "Future[Any]"]
-"""Function that asks a process for a sign: an engine for its status, a replica for anything."""
+"""Function that asks a process for a sign: an engine for its status, an orchestrator for how its
+drafter reads passages, and a target's replica for anything."""
 
 
 class Signs:
@@ -114,6 +116,14 @@ class Signs:
         is_late = ages.pop(replica, 0.0) > _FRESH_S
         return is_late and any(age <= _FRESH_S for age in ages.values())
 
+    def passages(self) -> list[dict[str, Any]]:
+        """Return how the drafter of each orchestrator reads passages, where it keeps any."""
+        return [
+            {"name": f"{each.pool}/{each.name}", **self._said[each][1]}
+            for each in sorted(self._known)
+            if isinstance(self._said.get(each, (0.0, None))[1], dict) and self._said[each][1]
+        ]
+
     def engines(self) -> list[dict[str, Any]]:
         """Return the status of every engine; one that is silent is ``unavailable``."""
         now, said = self._clock(), self._said
@@ -136,10 +146,14 @@ def _ledger(engine: PoolProcess, status: EngineStatus | None) -> dict[str, Any]:
     }
 
 
-def processes_of(app: str, needed: Set[str]) -> dict[PoolProcess, Ask]:
-    """Return the engines of an application, and the replicas of the pools `needed`.
+def processes_of(app: str, targets: Mapping[str, str]) -> dict[PoolProcess, Ask]:
+    """Return the engines of an application, and the replicas that requests need.
 
     The call blocks while it asks Ray for them.
+
+    Args:
+        app: The application's name.
+        targets: The pool of targets of each pool of orchestrators.
     """
     found: dict[PoolProcess, Ask] = {}
     for name, engine in engines_of(app).items():
@@ -149,11 +163,17 @@ def processes_of(app: str, needed: Set[str]) -> dict[PoolProcess, Ask]:
     for actor in ray.util.list_named_actors(all_namespaces=True):
         pool, own = replica_of(app, actor["namespace"], actor["name"])
         with contextlib.suppress(ValueError):  # it died after it was listed
-            if pool in needed:
+            if pool in targets or pool in targets.values():
                 replica = ray.get_actor(actor["name"], actor["namespace"])
                 process = PoolProcess(pool, own, is_engine=False)
-                found[process] = functools.partial(request_sign, replica)
+                ask = _ask_passages if pool in targets else request_sign
+                found[process] = functools.partial(ask, replica)
     return found
+
+
+def _ask_passages(orchestrator: ActorHandle) -> Future[Any]:
+    told: Future[Any] = ask_in_actor(orchestrator, report_passages).future()
+    return told
 
 
 def _ask_status(engine: ActorHandle) -> Future[Any]:

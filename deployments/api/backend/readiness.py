@@ -73,7 +73,7 @@ class Readiness:
         self._needed = {orchestrator.lower(): target for orchestrator, target in targets.items()}
         needed = {*self._needed, *self._needed.values()}
         self._look_at_pools = look_at_pools or pools_of
-        self._signs = signs or Signs(lambda: processes_of(app, needed), clock)
+        self._signs = signs or Signs(lambda: processes_of(app, self._needed), clock)
         self._clock = clock
         self._seen_at = -math.inf
         self._answered_at = dict.fromkeys(needed, -math.inf)
@@ -108,6 +108,7 @@ class Readiness:
             **({} if reason is None else {"reason": reason}),
             "pools": self._pools,
             "engines": self._signs.engines(),
+            "passages": self._signs.passages(),
             "metrics": self._metrics,
         }
 

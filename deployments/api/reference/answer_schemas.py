@@ -124,7 +124,7 @@ _SHAPES: Mapping[str, str] = {
     "Readiness": "ready:boolean",
     "ServerState": (
         "object:=server_state ready:boolean reason:string? models:object "
-        "pools:object engines:[object] metrics:[string] requests:RequestCounts"
+        "pools:object engines:[object] passages:[object] metrics:[string] requests:RequestCounts"
     ),
     "RequestCounts": (
         "waiting:integer answering:integer ok:integer refused:integer failed:integer "

@@ -9,6 +9,8 @@ import pytest
 
 from deployments.api.backend import heartbeats as module
 from deployments.api.backend.heartbeats import Ask, PoolProcess, Signs
+from deployments.pools import passage_reports
+from rapid.answering.passage_gate import PassageGate
 from rapid.engine_status import EngineStatus
 
 ENGINE = PoolProcess("target", "e1", is_engine=True)
@@ -116,3 +118,30 @@ def test_the_dead_and_the_gone_are_forgotten() -> None:
     signs.find()
     signs.ask()
     assert signs.standing("target", is_engine=True) == "silent"
+
+
+def test_orchestrators_say_how_their_drafters_read_passages() -> None:
+    told = {"reading": "together", "reason": "the pair is being measured"}
+    known: dict[PoolProcess, Ask] = {
+        PoolProcess("orchestrator", "a", is_engine=False): Part(told),
+        PoolProcess("orchestrator", "b", is_engine=False): Part({}),  # which keeps none
+        PoolProcess("orchestrator", "c", is_engine=False): Part(RuntimeError("it died")),
+        REPLICA: Part(None),
+        ENGINE: Part(status()),
+    }
+    signs = Signs(lambda: known, Clock())
+    assert signs.passages() == []
+    signs.ask()
+    assert signs.passages() == [{"name": "orchestrator/a", **told}]
+
+
+def test_a_process_tells_of_the_gate_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passage_reports, "_gates", [])
+    assert passage_reports.report_passages() == {}
+    gate = PassageGate(is_wanted=True, reason="the pair is being measured")
+    passage_reports.keep_gate(gate)
+    assert passage_reports.report_passages()["reading"] == "together"
+    gate.is_open, gate.reason = True, ".99 of the overlap stays"
+    assert passage_reports.report_passages() == {"reading": "apart", "reason": gate.reason}
+    passage_reports.keep_gate(PassageGate())  # whose drafter keeps none
+    assert passage_reports.report_passages() == {}

@@ -29,6 +29,9 @@ class Parts:
     def engines(self) -> list[dict[str, Any]]:
         return [{"name": "target/1", "leases_open": 3}]
 
+    def passages(self) -> list[dict[str, Any]]:
+        return [{"name": "orchestrator/1", "reading": "apart", "reason": "measured"}]
+
     def find(self) -> None: ...
 
     def ask(self) -> None: ...
@@ -74,6 +77,7 @@ def test_the_state_shows_pools_engines_and_metrics() -> None:
     state = readiness_of(seen, Parts()).state("orchestrator")
     assert state["pools"] == seen
     assert state["engines"] == [{"name": "target/1", "leases_open": 3}]
+    assert state["passages"][0]["reading"] == "apart"
     assert state["metrics"] == ["http://a:9100/metrics"]
 
 
