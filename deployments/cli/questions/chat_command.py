@@ -81,11 +81,14 @@ def chat(
         if is_embedded(card) and texts:
             warn_of_foreign({name: each.text for name, each in texts.items()}, "", cards)
         for line in _lines():
-            if line.startswith("/"):
-                if not conversation.obey(line):
-                    break
-            elif line:
-                conversation.ask(line)
+            try:
+                if line.startswith("/"):
+                    if not conversation.obey(line):
+                        break
+                elif line:
+                    conversation.ask(line)
+            except KeyboardInterrupt:  # behind an answer, or within a command
+                note("interrupted")
     if conversation.has_failed and not _is_terminal():
         raise typer.Exit(1)
 

@@ -92,6 +92,17 @@ def test_an_answer_that_is_interrupted_stays_as_far_as_it_came(serve, monkeypatc
     assert result.stderr.count("interrupted: the question is forgotten") == 2
 
 
+def test_who_interrupts_behind_an_answer_asks_on(serve, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat_command, "origin", interrupt)
+    asked, result = talk(serve, "Who?", "And when?")
+    assert result.stdout == "Hello, wörld!\n" * 2
+    assert result.stderr == "interrupted\n" * 2
+    assert len(asked[1].messages) == 3
+
+
 def test_a_terminal_asks_until_it_is_left(serve, monkeypatch):
     server = serve()
     typed = iter(["Who?", KeyboardInterrupt, EOFError])
