@@ -23,12 +23,12 @@ from rapid.answering.excerpts.query import choose_query, join_earlier
 from rapid.answering.excerpts.search_plan import BudgetFor, plan_search
 from rapid.answering.excerpts.sections import drop_worst, join_passages
 from rapid.answering.excerpts.turns import drop_turns
+from rapid.answering.prompt_tokens import TokenizedPrompt, encode_prompt, encode_raw, find_passages
 from rapid.chat_messages import Document, Message, ThinkingRequest
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.thinking_marks import ThinkingMarks
 from rapid.documents import InlineDocuments
 from rapid.errors import (
-    BadRequest,
     PromptTooLong,
     RapidError,
     RetrievalPending,
@@ -38,7 +38,7 @@ from rapid.errors import (
 from rapid.events import Tell
 from rapid.messages import GenerateRequest, Int32Array, as_prompt
 from rapid.ports import DocumentResolver, Found, Passage, Retrieval
-from rapid.prompts import drafter_messages, target_messages
+from rapid.prompts import drafter_messages
 from rapid.receipt import ReadPart
 from rapid.threads import Threads
 
@@ -47,7 +47,6 @@ logger = logging.getLogger(__name__)
 Made = TypeVar("Made")
 
 _NUM_THREADS = 2  # a megabyte of text takes each about 125 MB meanwhile
-_PLAUSIBLE_CHARACTERS = 8  # of a token; a text with more to each token of the context is suspect
 _CHARACTERS_OF_JSON = 3  # of a token, about, in descriptions of tools
 NOTHING = Evidence(0, "nothing to retrieve from")
 _BELOW_FLOOR = Evidence(0, "nothing above the floor")
@@ -74,19 +73,6 @@ class DrafterPrompt:
     messages: tuple[Message, ...]
     joined: str | None = None
     passages: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizedPrompt:
-    """A prompt as the target reads it, with the vocabulary's names of its tokens.
-
-    Attributes:
-        max_model_len: The longest prompt and answer, in tokens.
-    """
-
-    token_ids: tuple[int, ...]
-    token_strs: tuple[str, ...]
-    max_model_len: int
 
 
 class RequestPrompts:
@@ -160,50 +146,8 @@ class RequestPrompts:
             UnknownDocument: The text of a document is not known.
         """
         documents = await self._resolver.resolve(request.tenant, request.documents)
-        encode = self._encode_target_prompt
-        asked = request, documents, max_context
-        return as_prompt(await self._threads.run(request.tenant, encode, *asked))
-
-    def _encode_target_prompt(
-        self, request: GenerateRequest, documents: Sequence[Document], max_context: int
-    ) -> list[int]:
-        if request.prompts:
-            return self._encode_raw(self.target, request, max_context)
-        texts = [each.text for each in documents]
-        texts += [each.text for each in request.messages]
-        texts += [str(call) for each in request.messages for call in each.tool_calls]
-        texts += [str(each) for each in (request.tools.tools if request.tools else ())]
-        is_suspect = sum(map(len, texts)) > _PLAUSIBLE_CHARACTERS * max_context
-        if is_suspect and self.target.has_more_tokens(texts, max_context):
-            raise PromptTooLong.of(
-                max_context,
-                f"the prompt has more than the {max_context} tokens of the target's context.",
-            )
-        chat = target_messages(request.messages, documents)
-        tools = request.tools.tools if request.tools else ()
-        thinks = request.thinking.is_on
-        return self.target.encode_chat(chat, day=request.date, tools=tools, thinks=thinks)
-
-    def _encode_raw(self, text: ChatText, request: GenerateRequest, max_context: int) -> list[int]:
-        """Return a prompt that is no chat, with the tokenizer of a model."""
-        (prompt,) = request.prompts
-        if not prompt:
-            raise BadRequest("the prompt is empty", "messages", "invalid_value")
-        if not isinstance(prompt, str):
-            if beyond := [each for each in prompt if each >= self.vocab_size]:
-                raise BadRequest(
-                    f"the prompt has the token id {beyond[0]}, and the model's vocabulary has "
-                    f"{self.vocab_size} tokens",
-                    "messages",
-                    "invalid_value",
-                )
-            return list(prompt)
-        is_suspect = len(prompt) > _PLAUSIBLE_CHARACTERS * max_context
-        if is_suspect and text.has_more_tokens([prompt], max_context):
-            raise PromptTooLong.of(
-                max_context, f"the prompt has more than {max_context} tokens. Shorten it."
-            )
-        return text.encode(prompt, adds_special_tokens=request.adds_special_tokens)
+        asked = self.target, request, documents, max_context
+        return as_prompt(await self._threads.run(request.tenant, encode_prompt, *asked))
 
     async def tokenize(self, request: GenerateRequest, max_context: int) -> TokenizedPrompt:
         """Return the tokens of a request's prompt, however long it is.
@@ -215,7 +159,7 @@ class RequestPrompts:
         documents = await self._resolver.resolve(request.tenant, request.documents)
 
         def encode() -> TokenizedPrompt:
-            token_ids = self._encode_target_prompt(request, documents, sys.maxsize)
+            token_ids = encode_prompt(self.target, request, documents, sys.maxsize)
             names = self.target.tokenizer.convert_ids_to_tokens(token_ids)
             return TokenizedPrompt(tuple(token_ids), tuple(names), max_context)
 
@@ -229,7 +173,7 @@ class RequestPrompts:
         """
 
         def decode() -> str:
-            token_ids = self._encode_raw(self.target, request, sys.maxsize)
+            token_ids = encode_raw(self.target, request, sys.maxsize)
             return self.target.decode(token_ids, shows_special=True)
 
         return await self._threads.run(request.tenant, decode)
@@ -254,7 +198,7 @@ class RequestPrompts:
 
         def encode(kept: tuple[Message, ...]) -> list[int]:
             asked = replace(request, messages=kept)
-            return self._encode_target_prompt(asked, documents, max_context)
+            return encode_prompt(self.target, asked, documents, max_context)
 
         more = request.messages, room, encode, self.target.count_tokens
         prompt_ids, places = await self._threads.run(request.tenant, drop_turns, *more)
@@ -280,7 +224,7 @@ class RequestPrompts:
             UnknownDocument: The text of a document is not known.
         """
         documents = await self._resolver.resolve(request.tenant, request.documents)
-        encode = self._encode_target_prompt
+        encode = functools.partial(encode_prompt, self.target)
         whole = await self._threads.run(request.tenant, encode, request, (), max_context)
         left = room - len(whole)
         last = next(each.text for each in reversed(request.messages) if each.role == "user")
@@ -345,7 +289,7 @@ class RequestPrompts:
         """
         if request.prompts:  # which has no long parts: the drafter reads what the target reads
             asked = self.drafter, request, num_tokens or 0
-            prompt_ids = await self._threads.run(request.tenant, self._encode_raw, *asked)
+            prompt_ids = await self._threads.run(request.tenant, encode_raw, *asked)
             return DrafterPrompt(as_prompt(prompt_ids), (), NOTHING, ())
         documents = await self._resolver.resolve(request.tenant, request.documents)
         search = await self._threads.run(
@@ -387,25 +331,11 @@ class RequestPrompts:
         joined = search.joined if search.plan.documents else None
         places: tuple[tuple[int, int], ...] = ()
         if ignores_drafts and chunks:
-            find, texts = self._find_passages, [each.text.strip() for each in shown]
-            places = await self._threads.run(request.tenant, find, prompt_ids, texts)
+            texts = [each.text.strip() for each in shown]
+            places = await self._threads.run(
+                request.tenant, find_passages, self.drafter, prompt_ids, texts
+            )
         return DrafterPrompt(as_prompt(prompt_ids), chunks, evidence, messages, joined, places)
-
-    def _find_passages(
-        self, prompt_ids: Sequence[int], texts: Sequence[str]
-    ) -> tuple[tuple[int, int], ...]:
-        """Return the tokens of passages, each with the blank line that follows it.
-
-        So they are the same tokens wherever a passage stands. One that is not found is left out.
-        """
-        parts = [part for text in texts for part in (text, "\n\n")]
-        spans = self.drafter.find_tokens(prompt_ids, parts)
-        found, end = list[tuple[int, int]](), 0
-        for (start, known), (_, stop) in zip(spans[::2], spans[1::2], strict=True):
-            if known and end <= start < stop:
-                found.append((start, stop))
-                end = stop
-        return tuple(found)
 
     async def witness_prompt(self, request: GenerateRequest, found: DrafterPrompt) -> Int32Array:
         """Return what the drafter reads, in the target's own template [tokens]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rapid.answering.excerpts.passage_order import PassageOrder
+from rapid.answering.prompt_tokens import find_passages
 from rapid.answering.prompting import RequestPrompts
 from rapid.chat_messages import Document, Message
 from rapid.checkpoints.text import ChatText
@@ -83,13 +84,11 @@ async def read(prompts: RequestPrompts, *, ignores_drafts: bool) -> tuple[list[i
     return prompt.prompt_ids.tolist(), places(prompt.chunks)
 
 
-async def test_a_passage_that_the_tokens_do_not_spell_is_left_out(chat_text: ChatText) -> None:
-    prompts = prompter(chat_text, ScriptedRetriever(None))
+def test_a_passage_that_the_tokens_do_not_spell_is_left_out(chat_text: ChatText) -> None:
     token_ids = chat_text.encode("Head. One here.\n\nTwo here.\n\nThe question")
-    known = prompts._find_passages(token_ids, ["One here.", "Two here."])
+    known = find_passages(chat_text, token_ids, ["One here.", "Two here."])
     assert len(known) == 2
-    assert prompts._find_passages(token_ids, ["Not here.", "Two here."]) == known[1:]
-    prompts.close()
+    assert find_passages(chat_text, token_ids, ["Not here.", "Two here."]) == known[1:]
 
 
 async def test_a_follow_up_question_reads_less_anew(chat_text: ChatText) -> None:
