@@ -218,8 +218,9 @@ class Ingestion:
         await self._library.blobs.put(layout_of(file.id), parsed.layout.to_bytes())
         await self._library.blobs.put(text_of(file.id), parsed.text.encode())
         async with self._library.database.write() as session:
+            is_held = await self._jobs.finish(session, job)
             row = await session.get(FileRow, job.file_id, with_for_update=True)
-            if not await self._jobs.finish(session, job) or row is None:
+            if not is_held or row is None:
                 return
             if row.status == "uploaded":
                 row.status = "processed"
@@ -282,8 +283,9 @@ class Ingestion:
                 await self._jobs.postpone(job, _AGAIN_S)
                 return
         async with self._library.database.write() as session:
+            is_held = await self._jobs.finish(session, job)  # first, as whoever fails does
             row = await session.get(FileRow, job.file_id, with_for_update=True)
-            if await self._jobs.finish(session, job) and row is not None:
+            if is_held and row is not None:
                 row.prefill = outcome[:_MOST_REASON_CHARS]
 
     async def _read_ahead(self, tenant: str, file: FileRow) -> str:

@@ -63,7 +63,7 @@ class ToolCall:
         """Return the arguments; none where their text is no JSON object."""
         try:
             given = json.loads(self.arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return given if isinstance(given, dict) else {}
 

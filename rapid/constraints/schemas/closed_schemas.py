@@ -1,21 +1,21 @@
-"""JSON schemas as they are compiled: with closed objects, and without what enforces nothing."""
+"""JSON schemas with closed objects: none has other properties than those that the schema names."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import accumulate
+from operator import or_
 from typing import Any, TypeAlias
 
-from rapid.constraints.schemas.schema_parts import OF_DATA, OF_NAMES, list_in_place, walk_schema
+from rapid.constraints.schemas.schema_parts import list_in_place, map_parts, walk_schema
 
-_ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly"}
-_ANNOTATIONS |= {"writeOnly", "$comment", "$schema", "discriminator"}
-# What validators check of a text, so that it cannot be ignored. Others, such as `password` and
-# `int32`, say how a value is used (https://json-schema.org/draft/2020-12/json-schema-validation).
-_FORMATS = {"date-time", "time", "date", "duration", "email", "idn-email", "hostname"}
-_FORMATS |= {"idn-hostname", "ipv4", "ipv6", "uri", "uri-reference", "iri", "iri-reference"}
-_FORMATS |= {"uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex"}
-_OPEN_BY = {"additionalProperties", "patternProperties", "unevaluatedProperties"}
+_MOST_PASSES = 32  # over a schema, until its references have told what they lead to
+_OPEN_BY = ("additionalProperties", "patternProperties", "unevaluatedProperties")
+_OF_ITEMS = ("items", "prefixItems")
+_ANY, _ITEMS = 1, 2  # bits: other properties than named ones, and the items of a list
 
 Part: TypeAlias = dict[str, Any]
 
@@ -24,75 +24,139 @@ def close_schema(schema: Any) -> Any:
     """Return a schema whose objects have no properties but those that it names.
 
     What is left is valid by the schema as it was given, and a model that rambles ends its answer
-    (xgrammar, vLLM's default, does so too). An object that says what else it may have keeps that,
-    and so does one whose properties stand in several parts: none of them has all of the names.
+    (xgrammar, vLLM's default, does so too). An object that says what else it may have keeps that.
+    So does one that is told in parts, as by ``allOf``, unless one of them names all properties:
+    closed by its own, a part would forbid those of the others.
     """
-    is_open = _find_joined(schema).keys()
+    names = _Names(schema)
 
     def close(part: Any) -> Any:
-        if isinstance(part, list):
-            return [close(each) for each in part]
         if not isinstance(part, dict):
             return part
-        every = ((key, write(key, value)) for key, value in part.items())
-        closed = {key: value for key, value in every if _says(key, value)}
-        is_whole = isinstance(part.get("properties"), dict) and id(part) not in is_open
-        if is_whole and not _OPEN_BY & part.keys():
+        closed = map_parts(part, close)
+        if isinstance(part.get("properties"), dict) and names.are_all_in(part):
             closed["additionalProperties"] = False
         return closed
-
-    def write(key: str, value: Any) -> Any:
-        if key in OF_NAMES and isinstance(value, dict):
-            return {name: close(each) for name, each in value.items()}
-        return value if key in OF_DATA else close(value)
 
     return close(schema)
 
 
-def _says(key: str, value: Any) -> bool:
-    """Return whether a keyword of a schema allows less than there would be without it."""
-    if key == "format":
-        return not isinstance(value, str) or value in _FORMATS
-    if key == "propertyNames":  # names are texts
-        return value not in (True, {}, {"type": "string"})
-    return key not in _ANNOTATIONS
+@dataclass
+class _Told:
+    """What is said at one place of a value: sets of names, as the bits of a number.
+
+    Attributes:
+        known: The names that the part itself has as properties.
+        own: The names of which it says anything.
+        below: Those, and what the parts say of which it consists.
+        beside: What other parts say of the same value.
+    """
+
+    known: int = 0
+    own: int = 0
+    below: int = 0
+    beside: int = 0
 
 
-def _find_joined(root: Any) -> dict[int, Part]:
-    """Return the parts of a schema that say something of an object of which others do as well."""
-    parts = [part for part, _ in walk_schema(root)]
-    sources = defaultdict[int, list[Part]](list)  # the parts of which each part says more
-    for part in parts:
-        for _, more in list_in_place(part, root):
-            sources[id(more)].append(part)
-    with_names = [part for part in parts if "properties" in part]
-    of_objects = _reach(with_names, lambda part: sources[id(part)])
-    by_name = defaultdict[str, list[Part]](list)
+@dataclass
+class _Names:
+    """The names of properties that each part of a schema, and those beside it, tell of."""
 
-    def list_joined(part: Part) -> Iterator[Part]:
-        yield from (more for _, more in list_in_place(part, root))
-        named = part.get("properties")
-        for name, value in named.items() if isinstance(named, dict) else ():
-            if isinstance(value, dict):
-                by_name[name].append(value)
-            if len(by_name[name]) > 1:  # what has one name in several parts is one value
-                yield from by_name[name]
+    root: Any
+    _bits: dict[str, int] = field(default_factory=dict)
+    _told: dict[int, _Told] = field(default_factory=dict)
 
-    def is_told_in_parts(part: Part) -> bool:
-        more = [each for each in list_in_place(part, root) if id(each[1]) in of_objects]
-        # Of alternatives but one is chosen.
-        sayings = {id(each) if key == "allOf" else key for key, each in more}
-        return len(sayings) + ("properties" in part) > 1
+    def __post_init__(self) -> None:
+        parts = [part for part, _ in walk_schema(self.root)]
+        self._told = {id(part): self._read(part) for part in parts}
+        # A reference may lead to what is no part, as to an unknown keyword's value.
+        groups = {id(part): self._list_groups(part) for part in parts}
+        for _ in range(_MOST_PASSES):
+            before = [(each.below, each.beside) for each in self._told.values()]
+            for part in reversed(parts):
+                told = self._told[id(part)]
+                told.below |= told.own | self._join(groups[id(part)])
+            for part in parts:
+                self._spread(part, groups[id(part)])
+            self._spread_by_name(parts, groups)
+            if before == [(each.below, each.beside) for each in self._told.values()]:
+                return
+        for told in self._told.values():  # references lead on and on, which is refused elsewhere
+            told.beside |= _ANY
 
-    return _reach([part for part in parts if is_told_in_parts(part)], list_joined)
+    def are_all_in(self, part: Part) -> bool:
+        """Return whether a part has all properties of its object, and does not say otherwise."""
+        told = self._told[id(part)]
+        return not (told.below | told.beside) & ~(told.known | _ITEMS)
+
+    def _read(self, part: Part) -> _Told:
+        properties, required = part.get("properties"), part.get("required")
+        known = self._as_bits(properties if isinstance(properties, dict) else ())
+        own = known | self._as_bits(required if isinstance(required, list) else ())
+        own |= _ANY * any(part.get(key, False) is not False for key in _OPEN_BY)
+        own |= _ITEMS * any(key in part for key in _OF_ITEMS)
+        return _Told(known, own, own)
+
+    def _as_bits(self, names: Sequence[Any] | Mapping[str, Any]) -> int:
+        texts = (each for each in names if isinstance(each, str))
+        return reduce(or_, (self._bits.setdefault(n, 4 << len(self._bits)) for n in texts), 0)
+
+    def _list_groups(self, part: Part) -> list[list[_Told]]:
+        """Return what a part consists of: of each group the value follows one, or all of it."""
+        groups = defaultdict[Any, list[_Told]](list)
+        for key, more in list_in_place(part, self.root):
+            if id(more) in self._told:
+                groups[id(more) if key == "allOf" else key].append(self._told[id(more)])
+        return [*groups.values()]
+
+    @staticmethod
+    def _join(groups: Sequence[Sequence[_Told]]) -> int:
+        return reduce(or_, (told.below for group in groups for told in group), 0)
+
+    def _spread(self, part: Part, groups: Sequence[Sequence[_Told]]) -> None:
+        """Tell each group of a part what the part itself and the other groups say."""
+        told = self._told[id(part)]
+        sayings = [self._join([group]) for group in groups]
+        for group, others in zip(groups, _join_others(sayings), strict=True):
+            for each in group:
+                each.beside |= told.own | told.beside | others
+
+    def _spread_by_name(
+        self, parts: Sequence[Part], groups: Mapping[int, Sequence[Sequence[_Told]]]
+    ) -> None:
+        """Tell values that have one name in several parts of an object what the others say."""
+        by_name = defaultdict[Any, dict[int, _Told]](dict)
+        for part in parts:
+            told = self._told[id(part)]
+            sayings = [told.own, *(self._join([group]) for group in groups[id(part)])]
+            if told.beside or sum(map(bool, sayings)) > 1:
+                for name, value in _list_members(part):
+                    if id(value) in self._told:
+                        by_name[name][id(value)] = self._told[id(value)]
+        anywhere = by_name[_ANY]
+        for name, values in by_name.items():
+            same = [*(values if name == _ITEMS else values | anywhere).values()]
+            others = _join_others([told.below for told in same])
+            for told, more in zip(same, others, strict=True):
+                told.beside |= more
 
 
-def _reach(parts: Iterable[Part], follow: Callable[[Part], Iterable[Part]]) -> dict[int, Part]:
-    """Return some parts and those to which they lead, by their ids."""
-    found, waiting = dict[int, Part](), [*parts]
-    while waiting:
-        part = waiting.pop()
-        if id(part) not in found:
-            found[id(part)] = part
-            waiting += follow(part)
-    return found
+def _list_members(part: Part) -> Iterator[tuple[Any, Any]]:
+    """Yield the schemas of an object's or a list's members, each with its name."""
+    named = part.get("properties")
+    if isinstance(named, dict):
+        yield from named.items()
+    yield _ANY, part.get("additionalProperties")
+    patterns = part.get("patternProperties")
+    if isinstance(patterns, dict):
+        yield from ((_ANY, each) for each in patterns.values())
+    for key in _OF_ITEMS:
+        given = part.get(key)
+        yield from ((_ITEMS, each) for each in (given if isinstance(given, list) else [given]))
+
+
+def _join_others(sets: Sequence[int]) -> list[int]:
+    """Return of each set of bits the union of all others."""
+    before = accumulate([0, *sets], or_)
+    behind = [*accumulate([0, *reversed(sets)], or_)][::-1][1:]
+    return [one | other for one, other in zip(before, behind, strict=False)]

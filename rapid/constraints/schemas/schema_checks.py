@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from rapid.constraints.schemas.closed_schemas import close_schema
+from rapid.constraints.schemas.plain_schemas import simplify_schema
 from rapid.constraints.schemas.schema_parts import (
     IN_PLACE,
     OF_DEFINITIONS,
@@ -72,9 +73,10 @@ def prepare_schema(given: Any) -> Any:
         num_given = len(_spell(given))
     except (ValueError, TypeError) as error:
         raise UnusableGrammar(f"is no JSON schema: {error}") from None
-    schema = close_schema(given) if num_given <= _MOST_GIVEN else given
-    if len(_spell(schema)) > MAX_GRAMMAR:  # else what follows would take long
+    plain = simplify_schema(given) if num_given <= _MOST_GIVEN else given
+    if len(_spell(plain)) > MAX_GRAMMAR:  # else what follows would take long
         raise UnusableGrammar(TOO_LONG)
+    schema = close_schema(plain)
     _check_multiples(schema)
     _check_patterns(schema)
     return schema

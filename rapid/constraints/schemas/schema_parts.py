@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -32,6 +32,19 @@ def list_parts(part: Mapping[str, Any], place: str = "") -> Iterator[tuple[dict[
             yield from (
                 (each, f"{path}[{i}]") for i, each in enumerate(value) if isinstance(each, dict)
             )
+
+
+def map_parts(part: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a part of a schema with those right below it, and lists of them, changed."""
+
+    def map_value(key: str, value: Any) -> Any:
+        if key in OF_DATA:
+            return value
+        if key in OF_NAMES and isinstance(value, dict):
+            return {name: change(each) for name, each in value.items()}
+        return [change(each) for each in value] if isinstance(value, list) else change(value)
+
+    return {key: map_value(key, value) for key, value in part.items()}
 
 
 def walk_schema(root: object, place: str = "$") -> Iterator[tuple[dict[str, Any], str]]:

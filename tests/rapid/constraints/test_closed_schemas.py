@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import json
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from rapid.constraints.schemas import closed_schemas
 from rapid.constraints.schemas.closed_schemas import close_schema
+from rapid.constraints.schemas.plain_schemas import simplify_schema
+from rapid.constraints.schemas.schema_checks import UnusableGrammar, prepare_schema
 from rapid.constraints.structured_outputs import compile_schema
 
 BYTES = LLTokenizer("byte")
@@ -42,13 +47,38 @@ def accepts(schema: Any, instance: Any) -> bool:
             BASE | {"oneOf": [by_kind("x", p={"type": "integer"}), by_kind("y")]},
             {"a": 1, "k": "x", "p": 2},
         ),
-        # What is one property of both has the parts of both.
+        (BASE | {"required": ["a", "b"]}, {"a": 1, "b": "x"}),
+        (TO_BASE | {"required": ["b"]} | DEFS, {"a": 1, "b": "x"}),
+        ({"allOf": [TO_BASE, {"required": ["b"]}]} | DEFS, {"a": 1, "b": "x"}),
+        (BASE | {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, {"a": 1, "b": "x"}),
+        (
+            {"allOf": [TO_BASE, {"patternProperties": {"^b": {"type": "string"}}}]} | DEFS,
+            {"a": 1, "b": "x"},
+        ),
+        # What is one property of both, or an item of both, has the parts of both.
         (
             {"allOf": [{"properties": {"in": BASE}}, {"properties": {"in": FREE}}]},
             {"in": {"a": 1, "b": "x"}},
         ),
         (
             {"allOf": [{"properties": {"in": TO_BASE}}, {"properties": {"in": FREE}}]} | DEFS,
+            {"in": {"a": 1, "b": "x"}},
+        ),
+        (
+            {"allOf": [{"items": BASE, "minItems": 1}, {"items": OWN}], "type": "array"},
+            [{"a": 1, "b": "x"}],
+        ),
+        (
+            {
+                "allOf": [
+                    {"properties": {"in": {"type": "array", "items": BASE}}},
+                    {"properties": {"in": {"type": "array", "items": FREE}}},
+                ]
+            },
+            {"in": [{"a": 1, "b": "x"}]},
+        ),
+        (
+            {"allOf": [{"properties": {"in": BASE}}, {"additionalProperties": FREE}]},
             {"in": {"a": 1, "b": "x"}},
         ),
     ],
@@ -65,7 +95,7 @@ def test_an_object_that_is_told_in_parts_has_the_names_of_all(schema: Any, insta
         # As pydantic writes a field that is a model and has a description or a default.
         {"allOf": [TO_BASE], "description": "The base.", "default": {"a": 1}} | DEFS,
         {"anyOf": [TO_BASE, {"type": "null"}]} | DEFS,
-        BASE | {"anyOf": [{"required": ["a"]}, {"required": ["c"]}]},
+        BASE | {"anyOf": [{"required": ["a"]}, {"properties": {"a": {"minimum": 0}}}]},
         {"allOf": [{"required": ["a"]}], **BASE},
     ],
 )
@@ -98,7 +128,7 @@ def test_what_enforces_nothing_is_left_out():
         "properties": names | {"const": {"const": {"title": 1}}},
         "propertyNames": {"type": "string", "description": "A name."},
     }
-    assert close_schema(schema) == {
+    assert close_schema(simplify_schema(schema)) == {
         "type": "object",
         "properties": {
             "title": {"type": "string"},
@@ -117,3 +147,50 @@ def test_a_format_that_only_says_how_a_value_is_used_is_left_out(named: str):
 def test_descriptions_are_as_long_as_they_are():
     properties = {f"p{each}": {"type": "string", "description": "z" * 9000} for each in range(20)}
     assert accepts({"type": "object", "properties": properties}, {"p0": "x", "p7": "y"})
+
+
+def test_models_of_one_kind_each_are_told_apart():
+    """As pydantic writes a union with a discriminator."""
+
+    def model(kind: str, **properties: Any) -> dict[str, Any]:
+        kinds = {"kind": {"const": kind, "default": kind, "type": "string"}}
+        return {"type": "object", "properties": kinds | properties}
+
+    schema = {
+        "$defs": {"Cat": model("cat", lives={"type": "integer"}), "Dog": model("dog")},
+        "discriminator": {"propertyName": "kind", "mapping": {"cat": "#/$defs/Cat"}},
+        "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+    }
+    assert accepts(schema, {"kind": "cat", "lives": 9})
+    assert accepts(schema, {"kind": "dog"})
+    assert not accepts(schema, {"kind": "dog", "lives": 9})
+    assert not accepts(schema, {})  # which is of both kinds
+    # What is no object would be right by both alternatives, which is wrong by `oneOf`.
+    del schema["$defs"]["Dog"]["type"]  # type: ignore[attr-defined]
+    with pytest.raises(UnusableGrammar, match="may both be right"):
+        compile_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"properties": {"a": {}}}] * 1200},
+        {"allOf": [{"properties": {f"a{each}": {}}} for each in range(900)]},
+        {"allOf": [{"properties": {"a": {}}}] * 30_000},
+        {"anyOf": [{"$ref": "#/anyOf/0", "properties": {f"p{each}": {}}} for each in range(600)]},
+    ],
+)
+def test_parts_are_read_a_few_times_each(schema: Any, monkeypatch: pytest.MonkeyPatch):
+    """However many there are of one name, and whatever they lead to."""
+    counts = collections.Counter[str]()
+    for name in ("list_in_place", "_list_members"):
+        read = getattr(closed_schemas, name)
+        monkeypatch.setattr(
+            closed_schemas,
+            name,
+            lambda *given, read=read, name=name: counts.update([name]) or read(*given),
+        )
+    with contextlib.suppress(UnusableGrammar):
+        prepare_schema(schema)
+    assert counts["list_in_place"] <= 2500
+    assert counts["_list_members"] <= 10_000
