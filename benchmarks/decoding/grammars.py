@@ -12,7 +12,7 @@ vocabulary is made up as well: numbers, punctuation and words of one to nine let
 All ways are taken in turn within a repetition, and a ratio is the median of the repetitions' own
 ratios. The 500 generated schemas of the tests are compiled beside that, up to their first mask.
 
-It takes ten minutes on two quiet cores; `--quick` measures one answer of the smaller model.
+It takes 25 minutes on two quiet cores; `--quick` measures one answer of the smaller model.
 """
 
 from __future__ import annotations
@@ -244,7 +244,8 @@ def main() -> None:
     compiled = ", ".join(f"{name} {value}" for name, value in report["compile_ms"].items())
     text = (
         f"{options.threads} threads, {VOCAB} tokens, {options.tokens} a time. Medians, in brackets "
-        "the least and the most of the repetitions; ratios are of neighbours in time.\n\n"
+        "the least and the most of the repetitions; ratios are of neighbours in time. *Forced* are\n"
+        "drafts of the only token allowed, refused ones too, for each token of the answers.\n\n"
         f"{show(report['cases'])}\n"
         f"{NUM_SCHEMAS} schemas, ms from the schema to its first mask: {compiled}.\n"
     )
