@@ -245,7 +245,7 @@ def main() -> None:
     text = (
         f"{options.threads} threads, {VOCAB} tokens, {options.tokens} a time. Medians, in brackets "
         "the least and the most of the repetitions; ratios are of neighbours in time.\n"
-        "*Forced* are drafts of the only token allowed, refused ones too, for each token of the answers.\n\n"
+        "*Forced* are drafts of the only token allowed, for each token of the answers.\n\n"
         f"{show(report['cases'])}\n"
         f"{NUM_SCHEMAS} schemas, ms from the schema to its first mask: {compiled}.\n"
     )
