@@ -46,7 +46,7 @@ def asks_whole() -> None:
 
 
 def edits() -> None:
-    printed = _ask("--edit-format", "whole")  # a small model makes no edit, but answers
+    printed = _ask("--edit-format", "udiff")  # a small model makes no edit, but answers
     assert "received." in printed, printed[-200:]
 
 

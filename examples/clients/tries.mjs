@@ -5,7 +5,7 @@ import { z } from "zod";
 export const URL = process.argv[2] ?? "http://127.0.0.1:8000";
 export const MODEL = "rapid-embedded";
 export const KEY = "none"; // a server without keys takes any
-export const QUESTION = "Which code opens the door of the harbour?";
+export const QUESTION = "What is the harbor of Gake?";
 export const PLACE = z.object({ place: z.enum(["harbour", "bridge"]) }).strict();
 export const LIGHT = z.object({ colour: z.enum(["red", "green", "white"]), is_lit: z.boolean() });
 export const TELLS = "Tells the state of the light at a place.";

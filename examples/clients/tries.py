@@ -15,7 +15,7 @@ URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
 MODEL = "rapid-embedded"
 EMBEDDER = sys.argv[2] if len(sys.argv) > 2 else ""  # where the server has one with vectors
 KEY = "none"  # a server without keys takes any
-QUESTION = "Which code opens the door of the harbour?"
+QUESTION = "What is the harbor of Gake?"  # in words of the embedded models, which else do not end
 
 
 class Light(BaseModel):
