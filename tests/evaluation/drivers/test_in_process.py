@@ -22,7 +22,7 @@ from rapid.config import EngineConfig
 from rapid.engines.engine import Engine
 from rapid.engines.forward import loading
 from tests.evaluation.embedded_run import MODELS, ByKey, answered
-from tests.evaluation.tiny_task import tiny_task
+from tests.evaluation.tiny_task import SETTINGS, tiny_task
 from tests.rapid.engines.parallel.conftest import followers_of
 from tests.rapid.tiny_models import out_of_memory
 
@@ -122,7 +122,10 @@ def test_unrelated_retrieval_hides_the_evidence_and_leaves_the_target_alone(tmp_
 def test_an_answer_that_lost_its_drafter_is_an_error_and_is_answered_again(
     results, tmp_path, monkeypatch
 ):
-    task = tiny_task(systems=["plain", "rapid-boost"])
+    # One alone: of two, the other may be reading its prompt in the step that fails.
+    options = SETTINGS["source"]["options"] | {"lengths": {900: 1}}
+    source = SETTINGS["source"] | {"options": options}
+    task = tiny_task(systems=["plain", "rapid-boost"], source=source)
     with ExitStack() as broken:
 
         def load_model(config):
