@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from rapid.constraints.schemas.schema_parts import list_in_place, map_parts, walk_schema
 
 _MOST_PASSES = 32  # over a schema, until its references have told what they lead to
+_MOST_OTHERS = 64  # names that a part gets of others, which each of many parts may
 _OPEN_BY = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 _OF_ITEMS = ("items", "prefixItems")
 _ANY, _ITEMS = 1, 2  # bits: other properties than named ones, and the items of a list
@@ -25,8 +26,8 @@ def close_schema(schema: Any) -> Any:
 
     What is left is valid by the schema as it was given, and a model that rambles ends its answer
     (xgrammar, vLLM's default, does so too). An object that says what else it may have keeps that.
-    So does one that is told in parts, as by ``allOf``, unless one of them names all properties:
-    closed by its own, a part would forbid those of the others.
+    Where one is told in parts, as by ``allOf``, each part gets the names of the others, whose
+    values are theirs to tell: closed by its own, it would forbid them.
     """
     names = _Names(schema)
 
@@ -34,8 +35,11 @@ def close_schema(schema: Any) -> Any:
         if not isinstance(part, dict):
             return part
         closed = map_parts(part, close)
-        if isinstance(part.get("properties"), dict) and names.are_all_in(part):
-            closed["additionalProperties"] = False
+        if isinstance(part.get("properties"), dict):
+            others = names.list_others(part)
+            if others is not None:
+                closed["properties"] |= {name: {} for name in others}
+                closed["additionalProperties"] = False
         return closed
 
     return close(schema)
@@ -84,10 +88,13 @@ class _Names:
         for told in self._told.values():  # references lead on and on, which is refused elsewhere
             told.beside |= _ANY
 
-    def are_all_in(self, part: Part) -> bool:
-        """Return whether a part has all properties of its object, and does not say otherwise."""
+    def list_others(self, part: Part) -> list[str] | None:
+        """Return the properties of a part's object that other parts tell of; None for any."""
         told = self._told[id(part)]
-        return not (told.below | told.beside) & ~(told.known | _ITEMS)
+        others = (told.below | told.beside) & ~(told.known | _ITEMS)
+        if others & _ANY or others.bit_count() > _MOST_OTHERS:
+            return None
+        return [name for name, bit in self._bits.items() if others & bit] if others else []
 
     def _read(self, part: Part) -> _Told:
         properties, required = part.get("properties"), part.get("required")

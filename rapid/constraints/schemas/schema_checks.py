@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
@@ -77,9 +78,35 @@ def prepare_schema(given: Any) -> Any:
     if len(_spell(plain)) > MAX_GRAMMAR:  # else what follows would take long
         raise UnusableGrammar(TOO_LONG)
     schema = close_schema(plain)
+    if len(_spell(schema)) > 2 * MAX_GRAMMAR:  # with the names that parts have of others
+        raise UnusableGrammar(TOO_LONG)
+    _check_end(schema)
     _check_multiples(schema)
     _check_patterns(schema)
     return schema
+
+
+def _check_end(root: Any) -> None:
+    """Refuse a schema whose values would have no end, as of an object that must have itself."""
+
+    def ends(part: Mapping[str, Any], found: Mapping[int, int]) -> int:
+        groups = defaultdict[Any, list[int]](list)
+        for key, more in list_in_place(part, root):
+            groups[id(more) if key == "allOf" else key].append(found.get(id(more), 1))
+        named, required = part.get("properties"), part.get("required")
+        least, first = part.get("minItems", 0), part.get("prefixItems")
+        needed: list[Any] = []
+        if isinstance(least, int) and least > 0:
+            needed += first[:least] if isinstance(first, list) else ()
+            needed += [part.get("items")] * (least > len(needed))
+        if isinstance(named, dict) and isinstance(required, list):
+            needed += [named.get(each) for each in required if isinstance(each, str)]
+        return int(all(map(any, groups.values())) and all(found.get(id(x), 1) for x in needed))
+
+    if isinstance(root, dict):
+        parts = [part for part, _ in walk_schema(root)]
+        if not _settle(parts, 0, ends)[id(root)]:
+            raise UnusableGrammar("allows no value that ends: a '$ref' must lead back to itself")
 
 
 def _check_multiples(root: Any) -> None:

@@ -85,6 +85,52 @@ def accepts(schema: Any, instance: Any) -> bool:
 )
 def test_an_object_that_is_told_in_parts_has_the_names_of_all(schema: Any, instance: Any):
     assert accepts(schema, instance)
+    if isinstance(instance, dict) and "patternProperties" not in json.dumps(schema):
+        assert not accepts(schema, instance | {"z": 1})
+
+
+def test_an_alternative_has_no_names_of_the_others():
+    more = {"properties": {"b": {"type": "string"}}}
+    schema = BASE | {"anyOf": [more, {"properties": {"c": {"type": "integer"}}}]}
+    assert accepts(schema, {"a": 1, "b": "x"})
+    assert accepts(schema, {"a": 1, "c": 1})
+    assert not accepts(schema, {"a": 1, "b": "x", "c": 1})
+    assert not accepts(schema, {"a": 1, "b": 1})
+
+
+def test_of_very_many_names_no_part_gets_those_of_all_others():
+    parts = [{"properties": {f"p{each}": {"type": "integer"}}} for each in range(100)]
+    assert accepts({"allOf": parts}, {"p7": 1, "p50": 2, "more": 3})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        {"anyOf": [{"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1}]},
+    ],
+)
+def test_what_has_no_end_is_refused(schema: Any):
+    with pytest.raises(UnusableGrammar, match="allows no value that ends"):
+        compile_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"$ref": "#"}},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}},
+        {
+            "type": "object",
+            "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+            "required": ["a"],
+        },
+    ],
+)
+def test_what_may_end_is_not(schema: Any):
+    assert compile_schema(schema)
 
 
 @pytest.mark.parametrize(
@@ -194,3 +240,12 @@ def test_parts_are_read_a_few_times_each(schema: Any, monkeypatch: pytest.Monkey
         prepare_schema(schema)
     assert counts["list_in_place"] <= 2500
     assert counts["_list_members"] <= 10_000
+
+
+@pytest.mark.parametrize("key", ["minItems", "prefixItems", "items", "required", "properties"])
+@pytest.mark.parametrize("odd", [None, True, -1, 2.5, "a", [1, "a", None], {"a": 1}, [[{}]]])
+def test_odd_values_of_keywords_are_refused_or_followed(key: str, odd: Any):
+    rest = {"minItems": 2, "allOf": [{"properties": {"a": {"$ref": "#"}}, "items": {}}]}
+    for schema in ({key: odd}, rest | {key: odd}, {"allOf": [rest, {key: odd}]}):
+        with contextlib.suppress(UnusableGrammar):
+            compile_schema(schema)

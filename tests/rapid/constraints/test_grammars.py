@@ -353,7 +353,16 @@ class TestClosing:
         }
         assert schema["$defs"]["x"] == inner  # what was given is as it was
 
-    def test_parts_of_one_object_and_values_stay_as_they_are(self):
-        parts = {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}
-        for schema in (parts, {"enum": [{"properties": {"a": 1}}]}, True, {"type": "object"}):
+    def test_parts_of_one_object_get_the_names_of_the_others(self):
+        one, other = {"a": {"type": "null"}}, {"b": {"type": "integer"}}
+        none = {"additionalProperties": False}
+        assert close_schema({"allOf": [{"properties": one}, {"properties": other}]}) == {
+            "allOf": [
+                {"properties": one | {"b": {}}} | none,
+                {"properties": other | {"a": {}}} | none,
+            ]
+        }
+
+    def test_values_stay_as_they_are(self):
+        for schema in ({"enum": [{"properties": {"a": 1}}]}, True, {"type": "object"}):
             assert close_schema(schema) == schema

@@ -56,7 +56,13 @@ CHAIN = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(60)} | {"d60":
         # A reference by a name that is not looked up may lead anywhere.
         ({"$defs": {"x": {"$anchor": "y", "allOf": texts(8)}}, "$ref": "#y", "format": "date"}, ""),
         # Each turn of the circle would add one.
-        ({"$defs": {"x": texts(1)[0] | {"$ref": "#/$defs/x"}}, "$ref": "#/$defs/x"}, ""),
+        (
+            {
+                "$defs": {"x": texts(1)[0] | {"anyOf": [{"$ref": "#/$defs/x"}, {"minLength": 1}]}},
+                "$ref": "#/$defs/x",
+            },
+            "",
+        ),
     ],
 )
 def test_too_many_patterns_of_one_text_are_refused_before_they_are_joined(
