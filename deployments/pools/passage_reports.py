@@ -1,6 +1,7 @@
-"""What an orchestrator's process says of how its drafter reads passages, to whoever asks the actor.
+"""Whether an orchestrator's drafter reads retrieved passages apart or together, for ``GET /ready``.
 
-Each replica measures its pair by itself (`rapid.answering.passage_gate`), so that each is asked.
+Each replica of the orchestrator measures its pair of models (`rapid.answering.passage_gate`). The
+ingress asks each of them by calling `report_passages` in its process.
 """
 
 from __future__ import annotations

@@ -239,9 +239,12 @@ def _write(
     is_any: bool,
 ) -> str:
     """Return the grammar of calls, and of text or the one of `parts` where none must be made."""
+    schemas = None if is_any else _read_schemas(tools.callable_ones)
+    if schemas is not None and form.tags is not None:
+        check_schemas(schemas)  # so that the rules are written of what is sure
 
     def join(tokens: CallTokens) -> str:
-        rules = _write_rules(tools, form, tokens, "@form" if parts else None, is_any=is_any)
+        rules = _write_rules(tools, form, tokens, "@form" if parts else None, schemas)
         return json.dumps({"grammars": [{"lark_grammar": rules}, *parts]})
 
     # Tokens cannot be checked without their vocabulary; their texts have the same places.
@@ -250,8 +253,9 @@ def _write(
 
 
 def _write_rules(
-    tools: Tools, form: CallForm, tokens: CallTokens, text: str | None, *, is_any: bool
+    tools: Tools, form: CallForm, tokens: CallTokens, text: str | None, schemas: list[Any] | None
 ) -> str:
+    """Return the rules of answers; arguments are any object where there are no `schemas`."""
     special = dict(tokens.marks)
     opening, first, between, end = (
         spell_text(each, special) for each in (form.opening, form.first, form.between, form.end)
@@ -280,15 +284,12 @@ def _write_rules(
     rules.append(f"TEXT: {_ANY_TEXT}")
     heads = [spell_text(form.head % each.name, special) for each in tools.callable_ones]
     tail = spell_text(form.tail, special)
-    if is_any:  # which has to be short
+    if schemas is None:  # which has to be short
         rules.append(f"call: ({' | '.join(heads)}) arguments {tail}")
         if form.tags is not None:
             return "\n".join([*rules, *write_any_rules(form.tags, special)])
         rules.append(f"arguments: %json {json.dumps({'type': 'object', **_SPACED})}")
         return "\n".join(rules)
-    schemas = _read_schemas(tools.callable_ones)
-    if form.tags is not None:
-        check_schemas(schemas)  # so that the rules are written of what is sure
     rules.append(f"call: {' | '.join(f'call_{each}' for each in range(len(heads)))}")
     for index, (head, schema) in enumerate(zip(heads, schemas, strict=True)):
         rules.append(f"call_{index}: {head} arguments_{index} {tail}")

@@ -24,14 +24,13 @@ from rapid.chat_messages import (
     ToolCall,
     Tools,
 )
-from rapid.constraints.schemas.schema_checks import MAX_DEPTH, UnusableGrammar, is_too_deep
+from rapid.constraints.schemas.schema_checks import TOO_DEEP, UnusableGrammar, is_too_deep
 from rapid.constraints.structured_outputs import check_schemas
 from rapid.errors import BadRequest
 from rapid.requests import MAX_NAME, Fields, Text, Turn, refuse
 
 MOST_TOOLS = 128  # as in the API of OpenAI
 _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")  # as in the API of OpenAI; templates quote it bare
-_TOO_DEEP = f"is nested too deeply: {MAX_DEPTH} levels at most"
 _CHOICES = ("none", "auto", "required")
 
 
@@ -55,7 +54,7 @@ def _check_json(given: object, what: str) -> None:
     except ValueError:
         refuse("json", what)
     if is_deep:
-        refuse("json", _TOO_DEEP)
+        refuse("json", TOO_DEEP)
 
 
 class FunctionFields(_Given):
@@ -102,7 +101,7 @@ class CalledFields(_Given):
         except ValueError:
             return arguments
         except RecursionError:
-            refuse("arguments", _TOO_DEEP)
+            refuse("arguments", TOO_DEEP)
         _check_json(given, "must have no lone surrogates")
         return arguments or "{}"
 

@@ -117,7 +117,7 @@ class GrammarShaping(Shaping):
         self,
         matcher: LLMatcher,
         eos_ids: Collection[int],
-        renew: Callable[[], LLMatcher] | None = None,
+        renew: Callable[[], LLMatcher],
     ) -> None:
         """Begin with a matcher in its first state.
 
@@ -169,7 +169,7 @@ class GrammarShaping(Shaping):
         """Return what the matcher answers, or, where it is in error, another one in its place."""
         answer = ask(self._matcher)
         num_new = len(self._path) - self._renewed_at
-        if self._matcher.is_error() and self._renew is not None and num_new >= _FEWEST_NEW:
+        if self._matcher.is_error() and num_new >= _FEWEST_NEW:
             self._matcher, self._renewed_at = self._renew(), len(self._path)
             self._matcher.try_consume_tokens(self._path)
             answer = ask(self._matcher)

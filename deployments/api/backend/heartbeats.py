@@ -118,10 +118,11 @@ class Signs:
 
     def passages(self) -> list[dict[str, Any]]:
         """Return how the drafter of each orchestrator reads passages, where it keeps any."""
+        said = {each: answer for each, (_, answer) in self._said.items() if each in self._known}
         return [
-            {"name": f"{each.pool}/{each.name}", **self._said[each][1]}
-            for each in sorted(self._known)
-            if isinstance(self._said.get(each, (0.0, None))[1], dict) and self._said[each][1]
+            {"name": f"{each.pool}/{each.name}", **said[each]}
+            for each in sorted(said)
+            if isinstance(said[each], dict) and said[each]
         ]
 
     def engines(self) -> list[dict[str, Any]]:

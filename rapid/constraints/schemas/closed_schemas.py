@@ -47,7 +47,7 @@ def close_schema(schema: Any) -> Any:
 
 @dataclass
 class _Told:
-    """What is said at one place of a value: sets of names, as the bits of a number.
+    """The names of properties that a schema's part, and those beside it, tell of: sets, as bits.
 
     Attributes:
         known: The names that the part itself has as properties.

@@ -1,4 +1,4 @@
-"""What is refused of a JSON schema before any grammar is made of it."""
+"""Bounds of JSON schemas: too long, deep or endless ones are refused before they are grammars."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ MAX_GRAMMAR = 2**15  # bytes: checking the largest takes tens of milliseconds
 MAX_DEPTH = 100  # objects and lists in each other: llguidance reads 127, with what it puts around
 _MOST_GIVEN = 2**20  # with its annotations, which are left out in some tens of milliseconds
 TOO_LONG = f"is too long: {MAX_GRAMMAR} bytes at most"
+TOO_DEEP = f"is nested too deeply: {MAX_DEPTH} levels at most"
 _MOST_REMAINDERS = 10_000  # a matcher has a state for each: 0.03 s and 4 MB, as 100,000 take 0.8 s
 # What one text must match together doubles a state each: 12 take 0.6 s and 17 all memory.
 _MOST_PATTERNS = 8
@@ -69,7 +70,7 @@ def prepare_schema(given: Any) -> Any:
         UnusableGrammar: There is such a thing, or the schema is too long or nested too deeply.
     """
     if is_too_deep(given):
-        raise UnusableGrammar(f"is nested too deeply: {MAX_DEPTH} levels at most")
+        raise UnusableGrammar(TOO_DEEP)
     try:
         num_given = len(_spell(given))
     except (ValueError, TypeError) as error:

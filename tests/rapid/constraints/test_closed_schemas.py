@@ -1,4 +1,4 @@
-"""What schemas become before they are compiled: closed, but never narrower than they were given."""
+"""Closing a JSON schema forbids properties that it does not name, and none that it does."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_descriptions_are_as_long_as_they_are():
 
 
 def test_models_of_one_kind_each_are_told_apart():
-    """As pydantic writes a union with a discriminator."""
+    """A `oneOf` of models with a constant each, which pydantic writes, becomes an `anyOf`."""
 
     def model(kind: str, **properties: Any) -> dict[str, Any]:
         kinds = {"kind": {"const": kind, "default": kind, "type": "string"}}

@@ -51,7 +51,9 @@ async def test_a_grammar_that_becomes_too_complex_ends_the_answers_that_follow_i
 ):
     monkeypatch.setattr(
         "rapid.constraints.grammars.GrammarShaping",
-        lambda matcher, eos_ids, renew: GrammarShaping(Limited(matcher), eos_ids),
+        lambda matcher, eos_ids, renew: GrammarShaping(
+            Limited(matcher), eos_ids, lambda: Limited(renew())
+        ),
     )
     config = EngineConfig(model="embedded:target", max_context=256, kv_cache_tokens=2048)
     engine = make_engine(load_model(config), None)
@@ -87,7 +89,9 @@ def test_of_several_answers_one_whose_grammar_becomes_too_complex_is_cut(
 
     def open_shaping(matcher: Any, eos_ids: Any, renew: Any) -> GrammarShaping:
         opened.num = getattr(opened, "num", 0) + 1
-        return GrammarShaping(Limited(matcher) if opened.num % 2 else matcher, eos_ids)
+        if opened.num % 2:
+            return GrammarShaping(Limited(matcher), eos_ids, lambda: Limited(renew()))
+        return GrammarShaping(matcher, eos_ids, renew)
 
     monkeypatch.setattr(grammars_module, "GrammarShaping", open_shaping)
     request = GenerateRequest(

@@ -456,12 +456,22 @@ async def test_an_end_that_is_kept_unsaid_is_told(world: World, monkeypatch: pyt
     assert told == await follow(world.client(), told[0]["response"]["id"])
 
 
-async def test_who_follows_a_deleted_response_is_told_an_end(world: World):
+async def test_who_follows_a_deleted_response_is_told_an_end(
+    world: World, taking: Ingress, monkeypatch: pytest.MonkeyPatch
+):
     Halves(world)
-    client = world.client()
+    client, is_followed = world.client(), asyncio.Event()
+    find = taking._background.follow
+
+    def note(*given: Any) -> AsyncIterator[bytes] | None:
+        is_followed.set()
+        return find(*given)
+
+    monkeypatch.setattr(taking._background, "follow", note)
     made = await client.responses.create(**ASK)
     following = asyncio.create_task(follow(client, made.id))
     await until_it_says(client, made.id, "Hello")
+    await is_followed.wait()  # who comes behind the deletion is told that there is none
     await client.responses.delete(made.id)
     assert (await following)[-1]["type"] == "response.failed"
 
