@@ -84,12 +84,14 @@ class ApiConfig(Frozen):
         max_characters: The most characters of the messages and documents of one request. None is
             four times the text that fills the target's context, which `rag` may search, and at
             least a million.
-        max_requests_per_tenant: The most chat requests that one tenant may have in progress, at all
-            replicas of the ingress together. None is twice what the target's pool can answer at
-            once with all its replicas, and at least four, but three quarters of one ingress; a
-            server with one tenant has no such limit, unless its library may have keys of others.
-        shared_requests: The chat requests in progress that tenants share while several ask; each
-            may have its fair share of them, and more for a moment (`deployments.api.gate.shares`).
+        max_requests_per_tenant: The most chat requests that one tenant may have in progress or, as
+            long as nobody else waits, in a line, at all replicas of the ingress together. None is
+            twice what the target's pool can answer at once with all its replicas, and at least
+            four, but three quarters of one ingress; a server with one tenant has no such limit,
+            unless its library may have keys of others.
+        shared_requests: The chat requests in progress that tenants share; each may have its fair
+            share of them, one that asks alone all, and more for a moment
+            (`deployments.api.gate.shares`).
             None is as many as keep the target's pool from being crowded with all its replicas, and
             at least four; a server with one tenant shares nothing.
         tenant_weights: How many shares of one tenant another has in `shared_requests`, by tenant;

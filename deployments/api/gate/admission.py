@@ -76,7 +76,8 @@ class Admission:
 
     A tenant that has had less than its share of the engines' work here may have a place more, and
     waits for longer instead of being refused, as does one that has no place at all: how slow others
-    make its answers is not its fault. What an answer used is known at its end; of one that has
+    make its answers is not its fault. So does one for whose places nobody else waits, with as many
+    requests as it may have at most. What an answer used is known at its end; of one that has
     none, its whole time counts. Each ingress goes by the answers that it gave itself, which are a
     sample of all.
 
@@ -194,8 +195,10 @@ class Admission:
         try:
             while line[0] is not look or not self._admits(tenant):
                 left_s = wait_s - (self._clock() - began)
+                num_before = self.shares.num_held(tenant) + line.index(look)
                 is_owed = self._work.is_below(tenant) or not self.shares.num_held(tenant)
-                is_patient = is_owed and left_s > wait_s - _PATIENT_S
+                is_alone = len(self._lines) == 1 and num_before < self.shares.most(tenant)
+                is_patient = (is_owed or is_alone) and left_s > wait_s - _PATIENT_S
                 if left_s <= 0 and not is_patient:
                     return False
                 look.clear()

@@ -1,9 +1,10 @@
 """The shares of tenants in what the server can answer at once, over all replicas of the ingress.
 
-While one tenant asks, it may have all. While several do, the places at which the target's pool is
-not yet crowded are shared by max-min fairness: a tenant has what it wants, or as much as any other
-that wants more, times its weight. What counts is what tenants wanted in the last seconds, so that a
-place that one leaves for a moment is still there when it asks again.
+The places at which the target's pool is not yet crowded are shared by max-min fairness: a tenant
+has what it wants, or as much as any other that wants more, times its weight. Who asks alone has all
+of them, and no more, so that a newcomer finds no crowd in front of it. What counts is what tenants
+wanted in the last seconds, so that a place that one leaves for a moment is still there when it asks
+again.
 
 A tenant below its share gains credit, which lets it go beyond for a while: so far that its credit
 would last for a second. So a burst of questions is answered, and a crowd that arrives is not.
@@ -68,7 +69,7 @@ class Shares:
         """Set the bounds; who holds more keeps it.
 
         Args:
-            most: Most requests of one tenant, even while no other asks.
+            most: Most requests of one tenant, even with credit.
             shared: Requests that tenants share; None if there is one tenant only.
             weights: How many shares of one tenant another has; who is not named has one.
             most_of: Most requests of the tenants that have another bound than `most`.
@@ -94,19 +95,23 @@ class Shares:
         known = self._settle(tenant)
         num_held = self.num_held(tenant)
         known.peak = max(known.peak, num_held + 1)
-        if num_held >= self._most_for(tenant):
+        if num_held >= self.most(tenant):
             return False
         num_beyond = num_held + 1 - self.share(tenant) - num_extra
         return num_beyond * _LOAN_S <= known.credit
 
+    def most(self, tenant: str) -> int:
+        """Return the most requests of the tenant, whatever others want."""
+        return self._most_of.get(tenant, self._most)
+
     def share(self, tenant: str) -> int:
         """Return how many requests the tenant may have in progress for good; it may be none."""
         others = {each: self._demand(each) for each in self._names() if each != tenant}
-        if self._shared is None or not any(others.values()):
-            return self._most_for(tenant)
+        if self._shared is None:
+            return self.most(tenant)
         weighed = [(wanted, self.weight(each)) for each, wanted in others.items()]
         own = fair_share(self._shared, weighed, self.weight(tenant))
-        return min(self._most_for(tenant), own)
+        return min(self.most(tenant), own)
 
     def weight(self, tenant: str) -> int:
         """Return how many shares of one tenant this one has."""
@@ -134,9 +139,6 @@ class Shares:
     def learn(self, elsewhere: Mapping[str, tuple[int, int]]) -> None:
         """Take what the tenants have at the other replicas, in sum, and the most they want."""
         self._elsewhere = elsewhere
-
-    def _most_for(self, tenant: str) -> int:
-        return self._most_of.get(tenant, self._most)
 
     def _names(self) -> set[str]:
         return self._tenants.keys() | self._elsewhere.keys()

@@ -39,10 +39,12 @@ class Clock:
         return self.now
 
 
-def places(most: int, most_per_tenant: int, wait_s: float = 0.0) -> tuple[Admission, Clock]:
+def places(
+    most: int, most_per_tenant: int, wait_s: float = 0.0, shared: int | None = None
+) -> tuple[Admission, Clock]:
     clock = Clock()
     admission = Admission(clock=clock, wait_s=wait_s)
-    admission.limit(most, most_per_tenant)
+    admission.limit(most, most_per_tenant, shared)
     return admission, clock
 
 
@@ -175,6 +177,26 @@ class TestLines:
                 await waiting[1]
             assert not waiting[0].done()
         await waiting[0]
+
+    async def test_who_asks_alone_waits_longer_while_it_has_less_than_it_may(self) -> None:
+        admission, clock = places(16, 2, shared=1, wait_s=0.01)
+
+        async def ask(tenant: str) -> None:
+            async with admission.place(tenant):
+                pass
+
+        async with admission.place("a"):
+            waiting = asyncio.create_task(ask("a"))
+            await asyncio.sleep(0)
+            third = asyncio.create_task(ask("a"))  # beyond the two that it may have at most
+            await asyncio.sleep(0)
+            clock.now = 30.0
+            with pytest.raises(TooManyRequests):
+                await third
+            assert not waiting.done()
+            clock.now = 61.0  # there is an end to it
+            with pytest.raises(TooManyRequests):
+                await waiting
 
     @pytest.mark.parametrize(
         ("weights", "slow"),

@@ -82,9 +82,12 @@ def test_a_weight_changes_while_a_tenant_asks(shares: Shares, clock: Clock) -> N
         assert shares.share("crowd") == 2
 
 
-def test_a_tenant_alone_may_have_all(shares: Shares) -> None:
+def test_a_tenant_alone_may_have_all_that_is_shared(shares: Shares, clock: Clock) -> None:
     with ExitStack() as stack:
-        assert taken(shares, "crowd", stack) == 20
+        assert taken(shares, "crowd", stack) == 8
+        clock.now += 60.0  # what it had meanwhile was all of it, so that it has no credit
+        assert taken(shares, "crowd", stack) == 8
+    clock.now += 60.0
     assert taken(shares, "crowd", ExitStack()) == 20
 
 
@@ -136,7 +139,7 @@ def test_what_was_wanted_is_remembered_for_some_seconds(shares: Shares, clock: C
         assert taken(shares, "crowd", crowd) == 5
         clock.now += 2.5
         assert shares.use() == {"crowd": (5, 6)}
-        assert taken(shares, "crowd", crowd) == 20
+        assert taken(shares, "crowd", crowd) == 8 + 7  # the last by credit
 
 
 def test_requests_elsewhere_count(shares: Shares) -> None:
