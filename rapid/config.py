@@ -281,6 +281,8 @@ class EngineConfig(Frozen):
             passages, each of which a drafter then reads once, by itself, for answers that are the
             target's own (``docs/decisions/chunk-kv.md``). For drafters that read thousands of
             retrieved tokens. 0 reads passages together.
+        passage_cache_bits: Bits of each number in that cache, 8 or 4, so that a half or a quarter
+            of the memory holds it, and a drafter reads a little worse. None keeps `dtype`.
         disk_cache_folder: Folder on a local disk in which the KV of prompts is kept, also over
             restarts, in a folder for each tenant. It passes through the host cache. None keeps
             nothing on disk.
@@ -312,6 +314,7 @@ class EngineConfig(Frozen):
     kv_cache_tokens: int = Field(32768, ge=16)
     host_cache_tokens: int = Field(0, ge=0)
     passage_cache_tokens: int = Field(0, ge=0)
+    passage_cache_bits: Literal[4, 8] | None = None
     disk_cache_folder: str | None = Field(None, min_length=1)
     disk_cache_gib: Finite | None = Field(None, gt=0)
     page_tokens: int = Field(16, ge=1, le=1024)
@@ -347,6 +350,11 @@ class EngineConfig(Frozen):
             raise ValueError(
                 f"quantization: {self.quantization} is not for layers that accelerate places: set "
                 "device to auto, cpu or cuda, or give quantization the keys of transformers"
+            )
+        if self.passage_cache_bits is not None and not self.passage_cache_tokens:
+            raise ValueError(
+                "passage_cache_bits is for the passages of passage_cache_tokens: set that too, or "
+                "leave passage_cache_bits out"
             )
         if (self.disk_cache_folder is None) != (self.disk_cache_gib is None):
             raise ValueError(

@@ -7,8 +7,9 @@ first block  from the request to the drafter's first 10 tokens, over 2,048 retri
              before, in another order and for another question
 follow-ups   tokens that the drafter reads anew on later questions about a real document, each asked
              in a chat behind the last one, with passages in the order of document and of cache
-overlap      sum min(p, q) as the gate at start measures it, read apart over read together: the
-             embedded pair on generated text, SmolLM2-135M drafting for itself on real text
+overlap      sum min(p, q) as the gate at start measures it, read apart over read together, with
+             kept passages as they are and in 8 and 4 bits: the embedded pair on generated text,
+             SmolLM2-135M drafting for itself on real text
 
 Times are of SmolLM2-135M's shape with random weights, in turn within a repetition; a ratio is the
 median of the repetitions' own. `--quick` takes a smaller model and asks less.
@@ -47,6 +48,7 @@ VOCAB, HEAD, PASSAGE, QUESTION, BLOCK = 4096, 24, 128, 32, 10  # tokens
 SHAPE = {"hidden_size": 576, "num_layers": 30, "num_heads": 9, "num_kv_heads": 3}
 SMALL = {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2}
 SMOLLM2 = "smollm2-135m"
+ROLES = ("target", "drafter")
 FOR_TEXT = RetrievalConfig(chunk_tokens=64, budget_tokens=512)
 
 
@@ -153,10 +155,11 @@ def measure_pair(pair: Pair, requests: list[GenerateRequest]) -> dict[str, Any]:
     }
 
 
-def engine_of(model: str, options: argparse.Namespace) -> EngineConfig:
+def engine_of(model: str, bits: Any, options: argparse.Namespace) -> EngineConfig:
     """Return the settings of an engine with room for passages."""
     room = {"max_context": 4096, "kv_cache_tokens": 16_384, "passage_cache_tokens": 8192}
-    return EngineConfig(model=model, threads=options.threads, **room)
+    room |= {"threads": options.threads, "passage_cache_bits": bits}
+    return EngineConfig(model=model, **room)
 
 
 def main() -> None:
@@ -171,14 +174,16 @@ def main() -> None:
     times = asyncio.run(FirstBlocks(options).measure(options.repeats))
     read = asyncio.run(count_follow_ups(2 if options.quick else 99))
     overlaps, generated = {}, [*map(ask_generated, range(options.questions))]
-    target, drafter = (engine_of(f"embedded:{role}", options) for role in ("target", "drafter"))
-    with rapid.open(target, drafter=drafter) as pair:
-        overlaps["embedded"] = measure_pair(pair, generated)
-    if not options.quick:
-        asked = [ask_text(n, q.question) for n in document_names() for q in questions_of(n)]
-        asked = random.Random(0).sample(asked, options.questions)
-        with rapid.open(engine_of(SMOLLM2, options), retrieval=FOR_TEXT) as pair:
-            overlaps[SMOLLM2] = measure_pair(pair, asked)
+    asked = [ask_text(n, q.question) for n in document_names() for q in questions_of(n)]
+    asked = random.Random(0).sample(asked, options.questions)
+    for bits in (None, 8, 4):
+        kept = "as they are" if bits is None else f"{bits} bits"
+        target, drafter = (engine_of(f"embedded:{role}", bits, options) for role in ROLES)
+        with rapid.open(target, drafter=drafter) as pair:
+            overlaps[f"embedded, {kept}"] = measure_pair(pair, generated)
+        if not options.quick:
+            with rapid.open(engine_of(SMOLLM2, bits, options), retrieval=FOR_TEXT) as pair:
+                overlaps[f"{SMOLLM2}, {kept}"] = measure_pair(pair, asked)
     over = {name: ratios(times[name], times["together"]) for name in ("apart", "seen")}
     means = {name: round(statistics.mean(each)) for name, each in read.items()}
     report = {

@@ -19,7 +19,7 @@ import yaml
 from benchmarks.reporting import ROOT
 from tests.ray_cluster import free_port
 
-TIMEOUT_S = 180.0
+TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def embedded_application(
     starts takes both cores of a small machine for seconds.
 
     Raises:
-        SystemExit: It ended by itself, or was not ready in three minutes.
+        SystemExit: It ended by itself, or was not ready in five minutes.
     """
     settings = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     port = settings["http_options"]["port"] = free_port()

@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
+import time
+from pathlib import Path
 
+import httpx
 import uvicorn
 
 from deployments.api.ingress import Ingress
@@ -25,6 +29,21 @@ async def main(library: str, port: int) -> None:
     config = uvicorn.Config(app, host="127.0.0.1", port=port, lifespan="off", log_level="error")
     worker = asyncio.create_task(Ingestion(await access.get(), FakeIndex()).run())
     await asyncio.gather(uvicorn.Server(config).serve(), worker)
+
+
+def start_server(config: LibraryConfig, port: int) -> subprocess.Popen[bytes]:
+    """Start this module as a process, and return it once it answers."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.library.serve_library", config.model_dump_json(), str(port)],
+        cwd=Path(__file__).parents[2],
+    )
+    while True:
+        try:
+            httpx.get(f"http://127.0.0.1:{port}/health")
+            return server
+        except httpx.HTTPError:
+            assert server.poll() is None
+            time.sleep(0.05)
 
 
 if __name__ == "__main__":

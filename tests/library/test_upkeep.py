@@ -7,7 +7,6 @@ import io
 import random
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +25,7 @@ from library.upkeep import Discrepancy, verify
 from rapid.errors import DocumentNotReady
 from tests.library.conftest import empty
 from tests.library.libraries import FakeIndex
-
-ROOT = Path(__file__).parents[2]
+from tests.library.serve_library import start_server
 
 
 async def test_bytes_that_nobody_was_told_of_are_found_and_deleted(library: Library):
@@ -86,7 +84,7 @@ async def test_what_was_acknowledged_survives_kills(
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     for _ in range(num_kills):
-        server = await asyncio.to_thread(_start, config, port)
+        server = await asyncio.to_thread(start_server, config, port)
         num_left = rng.randrange(1, num_uploads)
 
         def count(server: subprocess.Popen[bytes] = server) -> None:
@@ -99,7 +97,7 @@ async def test_what_was_acknowledged_survives_kills(
         await asyncio.gather(*uses)
         server.kill()
         server.wait()
-    server = await asyncio.to_thread(_start, config, port)
+    server = await asyncio.to_thread(start_server, config, port)
     try:
         async with httpx.AsyncClient(base_url=url) as http:
             for file_id, content in kept.items():
@@ -127,20 +125,6 @@ async def test_what_was_acknowledged_survives_kills(
 
 async def _status(http: httpx.AsyncClient, file_id: str) -> str:
     return str((await http.get(f"/v1/files/{file_id}")).json()["status"])
-
-
-def _start(config: LibraryConfig, port: int) -> subprocess.Popen[bytes]:
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.library.serve_library", config.model_dump_json(), str(port)],
-        cwd=ROOT,
-    )
-    while True:
-        try:
-            httpx.get(f"http://127.0.0.1:{port}/health")
-            return server
-        except httpx.HTTPError:
-            assert server.poll() is None
-            time.sleep(0.05)
 
 
 async def _use(

@@ -94,7 +94,7 @@ def open_passages(loaded: LoadedModel, config: EngineConfig, runner: Runner) -> 
             return None
     assert frequencies is not None
     max_bytes = layout.num_bytes(config.passage_cache_tokens)
-    return PassageCache(runner.cache, frequencies, max_bytes)
+    return PassageCache(runner.cache, frequencies, max_bytes, config.passage_cache_bits)
 
 
 def open_page_files(

@@ -18,6 +18,7 @@ from hashlib import blake2b
 import torch
 
 from rapid.engines.kv.cache import KVCache, PageRun, PageTable
+from rapid.engines.kv.packed_rows import Bits, pack_rows, unpack_rows
 from rapid.messages import Int32Array
 
 NUM_SINKS = 16  # first tokens of the prompt that every passage sees; four hold most of the weight
@@ -29,11 +30,11 @@ class KeptPassage:
     """The KV of one passage in host memory, its keys as they are behind the sinks.
 
     Attributes:
-        blocks: By stack of the cache, [layers, 2, kv_heads, tokens, head_dim].
+        blocks: By stack of the cache, what `pack_rows` returned.
         documents: Names of those of the requests that used it, for `PassageCache.forget`.
     """
 
-    blocks: list[torch.Tensor]
+    blocks: list[list[torch.Tensor]]
     tenant: str
     documents: frozenset[str]
     num_tokens: int
@@ -41,7 +42,7 @@ class KeptPassage:
     @property
     def num_bytes(self) -> int:
         """Bytes of its keys and values."""
-        return sum(each.nbytes for each in self.blocks)
+        return sum(part.nbytes for block in self.blocks for part in block)
 
 
 class PassageCache:
@@ -51,15 +52,23 @@ class PassageCache:
     uses it, except for the counts.
     """
 
-    def __init__(self, cache: KVCache, frequencies: torch.Tensor, max_bytes: int) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        frequencies: torch.Tensor,
+        max_bytes: int,
+        bits: Bits | None = None,
+    ) -> None:
         """Start empty.
 
         Args:
             cache: The KV cache whose pages passages are read into and copied from.
             frequencies: Radians by which a key turns in a position, [rotated / 2].
             max_bytes: Most bytes of all passages.
+            bits: Of each kept number; None keeps them as they are.
         """
         self._cache = cache
+        self._bits = bits
         self._frequencies = frequencies.double()
         self._max_bytes = max_bytes
         self._kept: OrderedDict[bytes, KeptPassage] = OrderedDict()  # least recently used first
@@ -92,9 +101,10 @@ class PassageCache:
         is_cuda = self._frequencies.is_cuda
         for stack in self._cache.stacks:
             parts = [stack[..., slots, :] for _, slots in _spans(table, start, stop)]
-            read = torch.cat(parts, 3)
-            block = torch.empty(read.shape, dtype=read.dtype, pin_memory=is_cuda)
-            fresh.blocks.append(block.copy_(read, non_blocking=is_cuda))
+            packed = pack_rows(torch.cat(parts, 3), self._bits)
+            if self._bits is not None:  # the first prompt reads what later ones will
+                self._write(stack, table, start, stop, unpack_rows(packed, self._bits))
+            fresh.blocks.append([_copy_to_host(each, is_pinned=is_cuda) for each in packed])
         if (known := self._kept.get(name)) is not None:  # two prompts have read it at once
             fresh.documents |= known.documents
         self.drop(name)
@@ -114,13 +124,17 @@ class PassageCache:
         """Write a passage's part for [start, stop), keys turned `by`; it begins at `first`."""
         for stack, block in zip(self._cache.stacks, kept.blocks, strict=True):
             # Whole, as pinned memory is copied behind what is still on its way there.
-            moved = block.to(stack.device, non_blocking=True)
-            keys, values = moved[..., start - first : stop - first, :].unbind(1)
-            keys = self.turn(keys, by)
-            for inside, slots in _spans(table, start, stop):
-                stack[:, 0, :, slots] = keys[:, :, inside]
-                stack[:, 1, :, slots] = values[:, :, inside]
+            moved = [part.to(stack.device, non_blocking=True) for part in block]
+            rows = unpack_rows(moved, self._bits)[..., start - first : stop - first, :]
+            keys, values = rows.unbind(1)
+            self._write(stack, table, start, stop, torch.stack((self.turn(keys, by), values), 1))
         self.num_placed += stop - start
+
+    def _write(
+        self, stack: torch.Tensor, table: PageTable, start: int, stop: int, rows: torch.Tensor
+    ) -> None:
+        for inside, slots in _spans(table, start, stop):
+            stack[..., slots, :] = rows[..., inside, :]
 
     def move(self, table: PageTable, start: int, stop: int, by: int) -> None:
         """Turn the keys at positions [start, stop), where they are, `by` positions."""
@@ -152,7 +166,8 @@ class PassageCache:
         if self._frequencies.is_cuda:  # a copy may be on its way
             torch.cuda.current_stream(self._frequencies.device).synchronize()
         for block in kept.blocks:
-            block.zero_()
+            for part in block:
+                part.zero_()
 
     def forget(self, documents: Collection[str]) -> int:
         """Drop the passages of requests with any of some documents; return how many there were."""
@@ -160,6 +175,11 @@ class PassageCache:
         for name in found:
             self.drop(name)
         return len(found)
+
+
+def _copy_to_host(part: torch.Tensor, *, is_pinned: bool) -> torch.Tensor:
+    host = torch.empty(part.shape, dtype=part.dtype, pin_memory=is_pinned)
+    return host.copy_(part, non_blocking=is_pinned)
 
 
 def _spans(table: PageTable, start: int, stop: int) -> Iterator[tuple[slice, slice]]:

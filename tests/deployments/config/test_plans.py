@@ -48,6 +48,7 @@ OTHERS = {
     "store": LocalStoreConfig(),
     "canary": CanaryConfig(application="next", share=0.1),
     "keys": (ApiKey(tenant="a", sha256="0" * 64),),
+    "passage_cache_bits": 8,
     "tenant_weights": {"a": 2},
     "allowed_origins": ("https://app.example",),
 }
