@@ -25,6 +25,7 @@ from evaluation.reports.scores import (
     format_published,
     items_won_and_lost,
     other_scores,
+    regrets,
     right_where_neither_was,
     scores,
 )
@@ -113,6 +114,7 @@ def body(run: RunResults, pictures: Mapping[str, str]) -> str:
         ("", _describe_origin(run), ""),
         (f"{metric}{by}", scores(run), "accuracy"),
         ("Against plain and against the best RAG", differences(run), ""),
+        ("Regret", regrets(run), ""),
         ("Right where neither was", right_where_neither_was(run), ""),
         (f"{metric} by other groups", by_other_groups(run), ""),
         ("Other scores", other_scores(run), ""),

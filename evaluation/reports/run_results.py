@@ -221,12 +221,19 @@ class RunResults:
 
     def best_rag(self, condition: Condition, column: str = ALL) -> System | None:
         """Return the best system that answers from the retrieved text alone, in this column."""
-        rags = [s for s in self.systems if s.method == "rag" and self.of(s, condition, column)]
+        rags = [system for system in self.systems if system.method == "rag"]
+        return self.best(rags, condition, column)
+
+    def best(
+        self, systems: Iterable[System], condition: Condition, column: str = ALL
+    ) -> System | None:
+        """Return which of some systems scores most in a column; None if none has answers there."""
 
         def right(system: System) -> float:
             return fmean(map(self.score, self.of(system, condition, column).values()))
 
-        return max(rags, key=right, default=None)
+        known = [system for system in systems if self.of(system, condition, column)]
+        return max(known, key=right, default=None)
 
     def score(self, result: Result, metric: str | None = None) -> float:
         """Return the score by the task's first metric or by `metric`; an error scores 0."""

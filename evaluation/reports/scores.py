@@ -58,6 +58,34 @@ def differences(run: RunResults) -> str:
     return "\n".join(tables)
 
 
+def regrets(run: RunResults) -> str:
+    """Return a table of what each system scores beyond the better of two that need no fusing.
+
+    They are plain decoding and two models on the retrieved text (`target_reads: retrieved`), of
+    which the better is chosen for each column. What is below zero is regret.
+    """
+    parts = [each for each in run.systems if each.is_plain or each.target_reads == "retrieved"]
+    if len(parts) < 2 or run.plain is None:
+        return ""
+    best = {column: run.best(parts, run.conditions[0], column) for column in run.score_columns}
+
+    def to_best(system: System, results: ByItem, column: str) -> str:
+        better = best[column]
+        if better is None or system == better:
+            return "is it"
+        return with_sign(run.difference(results, run.headline(better, column)))
+
+    told = by_system(run, to_best, run.score_rows, run.score_columns)
+    names = ", ".join(
+        f"{better.name} ({column})" for column, better in best.items() if better is not None
+    )
+    return (
+        "Minus the better of reading everything and of two models on what was retrieved, chosen "
+        f"for each column: {names}. What is below zero is the regret of having taken the system."
+        f"\n\n{told}"
+    )
+
+
 def right_where_neither_was(run: RunResults) -> str:
     """Count the items on which a system that fuses does better, and worse, than both its parts.
 

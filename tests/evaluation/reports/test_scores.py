@@ -166,3 +166,20 @@ def test_each_of_several_recipes_is_compared_with_its_own_system(tmp_path):
 def published(text: str, recipe: str, system: str) -> dict[str, list[str]]:
     rows = [line.strip("| \n").split(" | ") for line in text.splitlines() if "%" in line]
     return {cells[2]: cells[3:] for cells in rows if cells[:2] == [recipe, system]}
+
+
+def test_regret_is_what_lacks_to_the_better_of_everything_and_two_models_on_retrieved_text(tmp_path):
+    right = {"plain": (0, 1, 0, 1), "rag-both": (1, 0, 1, 1), "rapid-adaptive": (1, 1, 0, 1)}
+    lines = [
+        result(number, name, float(score))
+        for name, scores in right.items()
+        for number, score in enumerate(scores)
+    ]
+    text = section(write(run_dir(tmp_path, task(*right), lines)).read_text(), "Regret")
+    assert "rag-both (all), plain (500), rag-both (1000)" in text
+    assert row(text, "rapid-adaptive")[1:] == ["+0.000", "+0.000", "-0.500"]
+    assert row(text, "plain")[1:] == ["-0.250", "is it", "-1.000"]
+
+
+def test_without_two_models_on_retrieved_text_nothing_is_said_of_regret(small):
+    assert "## Regret" not in write(small).read_text()
