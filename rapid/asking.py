@@ -14,16 +14,11 @@ from rapid.chat_messages import Document, Message
 from rapid.config import Coupling, Mode, TooLong
 from rapid.errors import BadRequest
 from rapid.messages import GenerateRequest
-from rapid.requests import (
-    Documents,
-    Explained,
-    MethodFields,
-    SamplingFields,
-    bad_request,
-    encodable,
-    refuse,
-    someone_asks,
-)
+from rapid.requests.chat_fields import Documents, someone_asks
+from rapid.requests.method_fields import Explained, MethodFields
+from rapid.requests.refusing import bad_request
+from rapid.requests.request_fields import encodable, refuse
+from rapid.requests.sampling_fields import SamplingFields
 
 _TENANT = "local"
 _CHAT = "must be a text or a list of rapid.Message(role, text)"

@@ -29,7 +29,7 @@ from rapid.constraints.shaping import Shaping
 from rapid.errors import BadRequest
 from rapid.receipt import Origin
 from rapid.reference import Reader
-from rapid.requests import SamplingFields
+from rapid.requests.sampling_fields import SamplingFields
 from rapid.transfers import Transfer
 
 Ids = tuple[int, ...]

@@ -19,7 +19,7 @@ from rapid.embedded.example import Example
 from rapid.embedded.generator import generate_document
 from rapid.pair import Pair, Stream
 from rapid.replay import CannotReplay, Mismatch, ReplayModels, find_mismatch, read_receipt
-from rapid.requests import SamplingFields
+from rapid.requests.sampling_fields import SamplingFields
 from rapid.transfers import OWN_RULES
 from tests.deployments.cli.command import rapid as command
 

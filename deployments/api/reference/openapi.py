@@ -46,7 +46,7 @@ from deployments.api.models.model_bodies import (
     Tokenization,
 )
 from deployments.api.reference.answer_schemas import describe_answers, list_shapes
-from rapid.requests import Text
+from rapid.requests.request_fields import Text
 
 Json = dict[str, Any]
 

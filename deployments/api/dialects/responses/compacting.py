@@ -26,7 +26,8 @@ from deployments.config.api_config import ApiConfig
 from rapid.errors import BadRequest
 from rapid.messages import GenerateRequest
 from rapid.ports import Clock
-from rapid.requests import MAX_NAME, Fields, Text, bad_request
+from rapid.requests.refusing import bad_request
+from rapid.requests.request_fields import MAX_NAME, Fields, Text
 
 _ASK = (
     "Sum up what was said so far for somebody who has not read it: what was asked, found, agreed "

@@ -19,7 +19,7 @@ from deployments.api.http.bodies import Bodies
 from deployments.api.http.json_bodies import read_fields
 from library.library_access import LibraryAccess
 from library.schema import ConversationRow
-from rapid.requests import Fields
+from rapid.requests.request_fields import Fields
 
 _MOST_ITEMS = 20  # of one request, as OpenAI's
 _NS = 10**9  # nanoseconds of a second

@@ -22,7 +22,8 @@ from deployments.api.http.field_table import FieldTable
 from deployments.config.api_config import ApiConfig
 from library.attribute_filters import AttributeFilter
 from rapid.errors import BadRequest
-from rapid.requests import MAX_NAME, MAX_QUERY, Fields, Text, bad_request, refuse
+from rapid.requests.refusing import bad_request
+from rapid.requests.request_fields import MAX_NAME, MAX_QUERY, Fields, Text, refuse
 
 Json = dict[str, Any]
 Include = Literal[
