@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rapid.engine_status import LeaseUsage
-from rapid.engines.kv.cache import PageRun
-from rapid.engines.kv.prefix_cache import Pages
+from rapid.engines.kv.cache import PageRun, Pages
 from rapid.engines.kv.rings import Ring
 from rapid.engines.kv.sequences import Sequence
 from rapid.messages import LeaseRequest, ReadSoFar

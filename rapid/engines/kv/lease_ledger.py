@@ -25,16 +25,18 @@ import numpy as np
 from rapid.constraints.request_shaping import open_shaping
 from rapid.constraints.shaping import Shaping
 from rapid.engine_status import EngineStatus, LeaseUsage
-from rapid.engines.kv.cache import PagePool, PageTable
+from rapid.engines.kv.cache import PagePool, PageTable, as_runs, pages_of
 from rapid.engines.kv.disk_tier import DiskTier
 from rapid.engines.kv.host_tier import HostTier
 from rapid.engines.kv.lease import Lease
+from rapid.engines.kv.lease_limits import LeaseLimits
 from rapid.engines.kv.lines import Lines, Waiter
-from rapid.engines.kv.prefix_cache import PrefixCache, as_runs, page_names, pages_of
+from rapid.engines.kv.page_names import page_names
+from rapid.engines.kv.prefix_cache import PrefixCache
 from rapid.engines.kv.rings import Ring, RingPool
 from rapid.engines.kv.sequences import Sequence
 from rapid.engines.kv.spending import Spending
-from rapid.errors import BadRequest, EngineFailed, LeaseNotFound, OutOfStep, PromptTooLong
+from rapid.errors import EngineFailed, LeaseNotFound, OutOfStep
 from rapid.messages import LeaseRequest
 from rapid.ports import Clock
 
@@ -64,10 +66,14 @@ class LeaseLedger:
     spending: Spending = field(init=False)
     _open: dict[str, Lease] = field(default_factory=dict)
     _lines: Lines = field(init=False)
+    _limits: LeaseLimits = field(init=False)
 
     def __post_init__(self) -> None:
         self.prefixes = PrefixCache(self.pool, self.host, self.disk, self.clock)
         self.spending = Spending(self.clock, self.pool.num_pages, self.page_bytes)
+        num_rings = None if self.rings is None else self.rings.plan.num_rings
+        sizes = self.pool.num_pages, self.page_tokens, self.max_leases, self.max_context
+        self._limits = LeaseLimits(*sizes, num_rings)
         self._lines = Lines(self.spending.shares)
         # The tenants that asked of late, counted in requests: so that a turn depends on no clock.
         self._asked: deque[str] = deque(maxlen=16 * self.max_leases)
@@ -100,9 +106,13 @@ class LeaseLedger:
             OutOfStep: The lease id is taken.
             LeaseNotFound: The lease named by `request.beside` is not open.
         """
-        self._check(waiter.request)
-        if waiter.request.beside is not None:
-            self._check_companion(waiter, self.get(waiter.request.beside))
+        lease_id, beside = waiter.request.lease_id, waiter.request.beside
+        if lease_id in self._open or any(w.request.lease_id == lease_id for w in self._lines):
+            raise OutOfStep(f"lease {lease_id!r} is open already")
+        first = None if beside is None else self.get(beside)
+        self._limits.check(waiter.request, None if first is None else first.request)
+        if first is not None:
+            self._limits.check_companion(waiter, first)
         self._asked.append(waiter.request.terms.tenant)
         self._lines.join(waiter)
         self.admit()
@@ -243,7 +253,7 @@ class LeaseLedger:
             page_tokens=self.page_tokens,
             max_context=self.max_context,
             leases_kept=len(kept),
-            kv_pages_kept=sum(self._num_pages(each, each.companion_tokens) for each in kept),
+            kv_pages_kept=sum(self._limits.num_pages(each, each.companion_tokens) for each in kept),
             leases_waiting=len(waiting),
             tokens_waiting=self.prefixes.num_unread * self.page_tokens + sum(documents.values()),
         )
@@ -292,80 +302,6 @@ class LeaseLedger:
                     is_held[run.start : run.stop] = True
         return int(is_held.sum())
 
-    def _check(self, request: LeaseRequest) -> None:
-        lease_id, terms = request.lease_id, request.terms
-        if lease_id in self._open or any(w.request.lease_id == lease_id for w in self._lines):
-            raise OutOfStep(f"lease {lease_id!r} is open already")
-        first = None if request.beside is None else self.get(request.beside).request
-        num_prompt = len(request.prompt_ids)
-        if num_prompt == 0:
-            raise BadRequest("the prompt is empty", "messages")
-        if terms.num_choices < 1 or terms.max_tokens < 1:
-            raise BadRequest("a lease needs at least one choice and one token", "max_tokens")
-        if terms.speculation.rule == "paper" and terms.sampling.temperature == 0:
-            raise BadRequest(
-                "the paper's rule draws at random also where a request is greedy: set a "
-                "temperature (the paper used 0.1 and 1.0)",
-                "temperature",
-            )
-        if request.committed and len(request.committed) != terms.num_choices:
-            raise BadRequest("`committed` needs one entry per choice", "n")
-        edges = [0, *itertools.chain.from_iterable(request.passages), num_prompt]
-        if any(after < before for before, after in itertools.pairwise(edges)):
-            raise BadRequest("`passages` need to be parts of the prompt, in order", "messages")
-        is_within = all(0 <= start <= stop < num_prompt for start, stop in request.masks)
-        if request.masks and not (is_within and len(request.masks) == len(request.committed)):
-            raise BadRequest("`masks` need a part of the prompt for each entry of `committed`", "n")
-        if request.log_odds and len(request.log_odds) != terms.num_choices:
-            raise BadRequest("`log_odds` needs one entry per choice", "n")
-        if self.rings is not None and terms.num_choices > self.rings.plan.num_rings:
-            raise BadRequest(
-                f"{terms.num_choices} answers are asked; this model's layers with a sliding "
-                f"window have room for {self.rings.plan.num_rings} at once (max_leases)",
-                "n",
-            )
-        num_rings = terms.num_choices + (first.terms.num_choices if first is not None else 0)
-        if self.rings is not None and num_rings > self.rings.plan.num_rings:
-            raise PromptTooLong(
-                f"{num_rings} sequences, of an answer and of what drafts or witnesses it on this "
-                f"engine, need as many rings of sliding layers; it has "
-                f"{self.rings.plan.num_rings} (max_leases)"
-            )
-        if any(len(ids) > terms.max_tokens for ids in request.committed):
-            raise BadRequest("more tokens are committed than max_tokens allows", "max_tokens")
-        over = num_prompt + terms.max_tokens - self.max_context
-        if over > 0:
-            raise PromptTooLong.of(
-                self.max_context,
-                f"the prompt has {num_prompt} tokens and the answer needs room for "
-                f"{terms.max_tokens}: {over} more than this model's context of {self.max_context}",
-            )
-        pages = self._num_pages(request, num_prompt)
-        if pages > self.pool.num_pages:
-            raise PromptTooLong.of(
-                self.max_context,
-                f"{num_prompt} prompt tokens with {terms.num_choices} answers of up to "
-                f"{terms.max_tokens} tokens need {pages * self.page_tokens} tokens of KV; "
-                f"the engine has {self.pool.num_pages * self.page_tokens}",
-            )
-
-    def _check_companion(self, waiter: Waiter, first: Lease) -> None:
-        """Raise PromptTooLong if a companion can never fit beside its first lease."""
-        request = waiter.request
-        held = self._num_pages(first.request, len(first.request.prompt_ids))
-        num_shared = len(set(first.page_names).intersection(waiter.page_names))
-        own = self._num_pages(request, len(request.prompt_ids)) - num_shared
-        if held + own > self.pool.num_pages:
-            raise PromptTooLong(
-                f"what was retrieved needs {own * self.page_tokens} tokens of KV beside the "
-                f"{held * self.page_tokens} of the whole text; the engine has "
-                f"{self.pool.num_pages * self.page_tokens} (kv_cache_tokens)"
-            )
-        if self.max_leases < 2:
-            raise PromptTooLong(
-                "what was retrieved needs a second lease; the engine has one (max_leases)"
-            )
-
     def _fits(self, waiter: Waiter) -> bool:
         """Return whether a lease fits, beside the room kept for expected companions."""
         request = waiter.request
@@ -376,12 +312,12 @@ class LeaseLedger:
                 if each.companion_tokens:
                     num_leases += 1
                     num_choices += each.terms.num_choices
-                    num_kept += self._num_pages(each, each.companion_tokens)
+                    num_kept += self._limits.num_pages(each, each.companion_tokens)
             num_leases += self._num_kept_from(request.terms.tenant)
         is_place_left = len(self._open) + num_leases <= self.max_leases
         if self.rings is not None and num_choices > self.rings.num_free:
             return False
-        num_pages = self._num_pages(request, len(request.prompt_ids))
+        num_pages = self._limits.num_pages(request, len(request.prompt_ids))
         return is_place_left and self.prefixes.fits(waiter.page_names, num_pages, num_kept)
 
     def _num_kept_from(self, tenant: str) -> int:
@@ -389,21 +325,6 @@ class LeaseLedger:
         holders = {each.request.terms.tenant for each in self._open.values()}
         has_others = not {tenant, *holders}.issuperset(self._asked)
         return self.max_leases // 8 if tenant in holders and has_others else 0
-
-    def _capacity(self, request: LeaseRequest, num_prompt: int) -> int:
-        """Return the most tokens of one choice: prompt, answer and a last block beyond its end."""
-        terms = request.terms
-        longest = num_prompt + terms.max_tokens + terms.speculation.max_draft
-        return min(longest, self.max_context)
-
-    def _num_shared(self, request: LeaseRequest, num_prompt: int) -> int:
-        """Return the number of full prompt pages, without the last token, that choices share."""
-        return (num_prompt - 1) // self.page_tokens if request.terms.num_choices > 1 else 0
-
-    def _num_pages(self, request: LeaseRequest, num_prompt: int) -> int:
-        shared = self._num_shared(request, num_prompt)
-        each = -(-self._capacity(request, num_prompt) // self.page_tokens)
-        return shared + request.terms.num_choices * (each - shared)
 
     def _reserve(self, waiter: Waiter) -> Lease:
         """Return a lease with all it can ever need; where that fails, nothing stays taken."""
@@ -415,9 +336,9 @@ class LeaseLedger:
     def _reserve_for(self, waiter: Waiter, undoing: ExitStack) -> Lease:
         request, terms = waiter.request, waiter.request.terms
         num_prompt = len(request.prompt_ids)
-        capacity = self._capacity(request, num_prompt)
+        capacity = self._limits.capacity(request, num_prompt)
         num_pages = -(-capacity // self.page_tokens)
-        num_shared = self._num_shared(request, num_prompt)
+        num_shared = self._limits.num_shared(request, num_prompt)
         first = self.prefixes.take(waiter.page_names, num_pages, terms.tenant, terms.documents)
         undoing.callback(self.prefixes.free, first)
         held = [first]

@@ -14,7 +14,7 @@ import torch
 from rapid.config import SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.engines.execution.replies import Reply
-from rapid.engines.kv.prefix_cache import page_names
+from rapid.engines.kv.page_names import page_names
 from rapid.engines.kv.sequences import Gap
 from rapid.engines.work.base import Commit
 from rapid.engines.work.drafting import Draft
