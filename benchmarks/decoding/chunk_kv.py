@@ -40,7 +40,7 @@ from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.errors import RapidError
 from rapid.messages import GenerateRequest, LeaseRequest, Terms, as_prompt
-from rapid.pair import Pair
+from rapid.pair.pair import Pair
 from retrieval import RetrievalConfig, open_retriever
 
 VOCAB, HEAD, PASSAGE, QUESTION, BLOCK = 4096, 24, 128, 32, 10  # tokens

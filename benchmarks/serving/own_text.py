@@ -32,7 +32,8 @@ from evaluation.loaders.real_text import load
 from evaluation.tasks import Source
 from rapid.chat_messages import Document
 from rapid.config import EngineConfig, SpeculationConfig
-from rapid.pair import Pair, open_pair
+from rapid.pair.pair import Pair
+from rapid.pair.pair_opening import open_pair
 from retrieval import RetrievalConfig
 
 DOCUMENT = "general-public-license"

@@ -14,10 +14,11 @@ from deployments.api.dialects.chat.wire import rapid_receipt
 from rapid import reference
 from rapid.answering.request import RequestRun
 from rapid.answering.run import Run
-from rapid.asking import as_request
 from rapid.embedded.generator import generate_document
 from rapid.engines.work import base
-from rapid.pair import Pair, Stream
+from rapid.pair.answer_stream import Stream
+from rapid.pair.asking import as_request
+from rapid.pair.pair import Pair
 from rapid.receipt import Receipt
 from rapid.replay import ReplayModels, read_receipt
 from rapid.speculation import statistics
@@ -32,7 +33,9 @@ QUESTION = DOCUMENT.questions[0].question
 def ask(pair: Pair, *, explain: bool = True, **settings: Any) -> tuple[str, Receipt]:
     settings = {"temperature": 0.8, "max_tokens": 24, "seed": 7} | settings
     request = as_request("a", QUESTION, [DOCUMENT.text], settings, is_streamed=False)
-    stream = Stream(pair, RequestRun(pair._services, replace(request, explain=explain)).events())
+    stream = Stream(
+        pair._loop, RequestRun(pair._services, replace(request, explain=explain)).events()
+    )
     text = "".join(stream)
     assert stream.answer is not None
     return text, stream.answer.receipt

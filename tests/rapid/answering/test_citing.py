@@ -15,7 +15,7 @@ from rapid.chat_messages import Document
 from rapid.citing.copies import CitingRule
 from rapid.errors import UnknownDocument
 from rapid.events import GenerationEvent, Started
-from rapid.pair import Pair
+from rapid.pair.pair import Pair
 from rapid.receipt import Citations
 from tests.answered import ATLAS, receipt, text
 from tests.local_pools import FOUND, LocalApplication

@@ -11,10 +11,10 @@ import pytest
 import rapid
 from deployments.api.dialects.chat.chat_request import ChatRequest, RapidOptions
 from deployments.api.dialects.chat.parsing import parse_chat_request
-from rapid.asking import AskSettings, QuestionFields, as_request, in_own_words
 from rapid.chat_messages import Document, Message
 from rapid.errors import BadRequest, PromptTooLong
 from rapid.messages import GenerateRequest
+from rapid.pair.asking import AskSettings, QuestionFields, as_request, in_own_words
 
 DAY = Document("day", "It rained.")
 

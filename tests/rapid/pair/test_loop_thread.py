@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rapid.errors import RapidError
-from rapid.loop_thread import LoopThread
+from rapid.pair.loop_thread import LoopThread
 
 
 async def _one() -> int:

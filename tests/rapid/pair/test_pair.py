@@ -26,10 +26,11 @@ from rapid.errors import (
     PromptTooLong,
     RapidError,
 )
-from rapid.pair import Answer, _read_paths
+from rapid.pair.answer_stream import Answer
+from rapid.pair.pair import _read_paths
 from tests.deployments.scripted import receipt
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+README = (Path(__file__).parents[3] / "README.md").read_text()
 FACTS = "The banner of Tezawe is sozo sema 40. The well of Ruki is dry. " * 3
 
 
