@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rapid.chat_messages import ThinkingRequest
-from rapid.config import OwnDrafting, SamplingConfig, SpeculationConfig, vllm_refusal
+from rapid.config import OwnDrafting, SamplingConfig, SpeculationConfig
 from rapid.errors import BadRequest, PromptTooLong
 from rapid.messages import GenerateRequest
+from rapid.vllm_config import vllm_refusal
 
 MOST_BLOCK_BYTES = 32 * 2**20  # of a round's blocks, which cross processes
 _CANDIDATE_BYTES = 8  # of a candidate in a block: an int32 id and a float32 probability

@@ -20,14 +20,7 @@ from rapid.answering.request_checks import (
 )
 from rapid.chat_messages import ThinkingRequest
 from rapid.checkpoints.thinking_marks import SpokenMarks, ThinkingMarks
-from rapid.config import (
-    PAPER,
-    Mode,
-    OwnDrafting,
-    SamplingConfig,
-    SpeculationConfig,
-    ThinkingRule,
-)
+from rapid.config import PAPER, Mode, OwnDrafting, SamplingConfig, SpeculationConfig, ThinkingRule
 from rapid.errors import BadRequest, PromptTooLong
 from rapid.messages import GenerateRequest
 

@@ -8,8 +8,9 @@ from itertools import takewhile
 from typing_extensions import override
 
 from rapid.answering.thinking_stream import ThinkingStream
-from rapid.checkpoints.text import ChatText, TextStream
+from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.thinking_marks import SpokenMarks
+from rapid.checkpoints.token_texts import TextStream
 
 
 class SpokenThinkingStream(ThinkingStream):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rapid.checkpoints.text import ChatText, TextStream
+from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.thinking_marks import ThinkingMarks
+from rapid.checkpoints.token_texts import TextStream
 
 
 class ThinkingStream:

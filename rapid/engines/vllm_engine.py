@@ -28,7 +28,6 @@ import numpy as np
 from rapid.checkpoints.facts import check_vllm
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
 from rapid.checkpoints.vocabulary import num_ids
-from rapid.config import VLLM_TOP_K, VllmConfig
 from rapid.engine_status import EngineStatus, Erasure, LeaseUsage
 from rapid.engines.execution.replies import Reply
 from rapid.engines.execution.state import Ending
@@ -48,6 +47,7 @@ from rapid.messages import (
     Verdict,
 )
 from rapid.speculation.sampling import as_sent
+from rapid.vllm_config import VLLM_TOP_K, VllmConfig
 
 logger = logging.getLogger(__name__)
 

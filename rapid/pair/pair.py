@@ -14,9 +14,9 @@ from rapid.answering.request import RequestRun
 from rapid.answering.services import Services
 from rapid.chat_messages import Document, Message
 from rapid.errors import BadRequest, RapidError
-from rapid.pair.answer_stream import Answer, OnProgress, Stream
 from rapid.pair.asking import AskSettings, as_request, in_own_words
 from rapid.pair.loop_thread import LoopThread
+from rapid.pair.pair_stream import Answer, OnProgress, Stream
 
 
 class Pair:

@@ -16,9 +16,9 @@ from rapid.answering.request import RequestRun
 from rapid.answering.run import Run
 from rapid.embedded.generator import generate_document
 from rapid.engines.work import base
-from rapid.pair.answer_stream import Stream
 from rapid.pair.asking import as_request
 from rapid.pair.pair import Pair
+from rapid.pair.pair_stream import Stream
 from rapid.receipt import Receipt
 from rapid.replay import ReplayModels, read_receipt
 from rapid.speculation import statistics

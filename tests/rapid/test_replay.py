@@ -16,9 +16,9 @@ from deployments.api.dialects.chat.wire import rapid_receipt
 from rapid.answering.request import RequestRun
 from rapid.embedded.example import Example
 from rapid.embedded.generator import generate_document
-from rapid.pair.answer_stream import Stream
 from rapid.pair.asking import as_request
 from rapid.pair.pair import Pair
+from rapid.pair.pair_stream import Stream
 from rapid.replay import CannotReplay, Mismatch, ReplayModels, find_mismatch, read_receipt
 from rapid.requests.sampling_fields import SamplingFields
 from rapid.transfers import OWN_RULES

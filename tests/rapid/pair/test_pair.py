@@ -26,8 +26,8 @@ from rapid.errors import (
     PromptTooLong,
     RapidError,
 )
-from rapid.pair.answer_stream import Answer
 from rapid.pair.pair import _read_paths
+from rapid.pair.pair_stream import Answer
 from tests.deployments.scripted import receipt
 
 README = (Path(__file__).parents[3] / "README.md").read_text()

@@ -14,7 +14,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from rapid.checkpoints import hub
+from rapid.checkpoints.downloads import hub
 from rapid.errors import ConfigurationError
 
 REFUSAL = {"response": httpx.Response(403, request=httpx.Request("HEAD", "https://hub"))}

