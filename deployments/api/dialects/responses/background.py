@@ -16,8 +16,8 @@ from contextlib import AsyncExitStack
 
 from starlette.responses import JSONResponse, Response
 
+from deployments.api.dialects.responses.body.input_items import Json
 from deployments.api.dialects.responses.growing_response import LAST_EVENTS
-from deployments.api.dialects.responses.input_items import Json
 from deployments.api.dialects.responses.remembering import Memory
 from deployments.api.dialects.responses.responses_reply import ResponsesReply, frame
 from deployments.api.http.dialect import Events

@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from deployments.api.dialects.responses.input_items import Json, name_items, read_items
+from deployments.api.dialects.responses.body.input_items import Json, name_items, read_items
 from deployments.api.files.bodies_of_files import Metadata
 from deployments.api.files.file_routes import Endpoint, read_cut
 from deployments.api.files.objects import deletion_object, list_of

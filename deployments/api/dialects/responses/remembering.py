@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from deployments.api.dialects.responses.input_items import Json, count_characters, lighten
-from deployments.api.dialects.responses.responses_request import (
+from deployments.api.dialects.responses.body.input_items import Json, count_characters, lighten
+from deployments.api.dialects.responses.body.responses_request import (
     Past,
     ResponsesQuestion,
     ResponsesRequest,

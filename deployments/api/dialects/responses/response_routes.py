@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.api.dialects.responses.background import BackgroundAnswers, tell_error
+from deployments.api.dialects.responses.body.input_items import Json
 from deployments.api.dialects.responses.growing_response import tell_again
-from deployments.api.dialects.responses.input_items import Json
 from deployments.api.dialects.responses.responses_reply import frame
 from deployments.api.files.file_routes import Endpoint, read_cut
 from deployments.api.files.objects import list_of

@@ -10,20 +10,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from deployments.api.dialects.chat.chat_request import ChatRequest
 from deployments.api.dialects.chat.parsing import CHAT_FIELDS, refuse_misplaced
 from deployments.api.dialects.renaming import Renaming
-from deployments.api.dialects.responses.input_items import as_messages, check_told
-from deployments.api.files.bodies_of_files import Metadata, RankingOptions
+from deployments.api.dialects.responses.body.input_items import as_messages, check_told
+from deployments.api.dialects.responses.body.response_tools import (
+    TOOLS,
+    FileSearch,
+    OwnFields,
+    allow,
+    choose,
+    read_tools,
+)
+from deployments.api.files.bodies_of_files import Metadata
 from deployments.api.http.dialect import StoredNames
 from deployments.api.http.field_table import FieldTable
 from deployments.config.api_config import ApiConfig
-from library.attribute_filters import AttributeFilter
-from rapid.errors import BadRequest
 from rapid.requests.refusing import bad_request
-from rapid.requests.request_fields import MAX_NAME, MAX_QUERY, Fields, Text, refuse
+from rapid.requests.request_fields import MAX_NAME, MAX_QUERY, Text, refuse
 
 Json = dict[str, Any]
 Include = Literal[
@@ -57,42 +63,22 @@ _NAMES_HERE = {
     "response_format": "text.format",
     "verbosity": "text.verbosity",
 }
-_TOOL_CHOICES = ("none", "auto", "required")
 
 
-class _OwnFields(Fields):
-    model_config = ConfigDict(extra="ignore")
-
-
-class FileSearch(_OwnFields):
-    """The tool that searches stored documents; the answer's model reads all of them.
-
-    Attributes:
-        max_num_results: The most passages that the answer lists.
-        ranking_options: The least score of these.
-    """
-
-    type: Literal["file_search"]
-    vector_store_ids: list[Text] = Field(min_length=1)
-    filters: AttributeFilter | None = None
-    max_num_results: int | None = Field(None, ge=1, le=50)
-    ranking_options: RankingOptions | None = None
-
-
-class TextOptions(_OwnFields):
+class TextOptions(OwnFields):
     """The ``text`` of a request."""
 
     format: dict[str, Any] | None = None
     verbosity: Text | None = None
 
 
-class ConversationName(_OwnFields):
+class ConversationName(OwnFields):
     """A conversation as an object."""
 
     id: Text
 
 
-class ReasoningSettings(_OwnFields):
+class ReasoningSettings(OwnFields):
     """The ``reasoning`` of a request; a summary of it is never made.
 
     Attributes:
@@ -120,7 +106,7 @@ def _is_text_or(kind: type, what: str) -> BeforeValidator:
 Input = Annotated[Any, _is_text_or(list, "a list of items")]
 
 
-class ResponsesRequest(_OwnFields):
+class ResponsesRequest(OwnFields):
     """The fields of ``POST /v1/responses`` that a chat has not, or by another name."""
 
     model: Text = Field(max_length=MAX_NAME)
@@ -157,13 +143,6 @@ class ResponsesRequest(_OwnFields):
 
 
 _RENAMED = {name: here for name, here in _NAMES_HERE.items() if "." not in name}
-_SEARCH_FIELDS = FieldTable(RankingOptions.model_fields, {"hybrid_search": ()})
-_TOOLS = FieldTable(  # of both kinds
-    {*FileSearch.model_fields, "type", "name", "description", "parameters", "strict"},
-    {"allowed_callers": (["direct"],), "async": (False,)},
-    {"defer_loading", "output_schema"},
-    nested={"ranking_options": _SEARCH_FIELDS},
-)
 RESPONSES_FIELDS = CHAT_FIELDS.derive(
     ResponsesRequest.model_fields,
     _UNSUPPORTED,
@@ -176,7 +155,7 @@ RESPONSES_FIELDS = CHAT_FIELDS.derive(
             {"generate_summary", "summary"},
         ),
         "text": FieldTable(TextOptions.model_fields, {}),
-        "tools": _TOOLS,
+        "tools": TOOLS,
     },
 )
 
@@ -277,10 +256,10 @@ def ask(
     named += [(past.param, message) for _, message in as_messages(past.items)]
     named += [(f"input[{place}]", message) for place, message in as_messages(items)]
     places = [place for place, _ in named]
-    search, functions = _read_tools(body)
+    search, functions = read_tools(body.tools or (), body.tool_choice)
     choice = body.tool_choice
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        search, functions, choice = _allow(choice, search, functions)
+        search, functions, choice = allow(choice, search, functions)
     rapid = fields.get("rapid")
     if rapid is None or isinstance(rapid, dict):
         own = {} if body.truncation is None else {"truncation": body.truncation}
@@ -304,7 +283,7 @@ def ask(
     ):
         chat[name] = fields.get(name) if given is None else given
     if functions:
-        chat |= {"tools": list(functions.values()), "tool_choice": _choose(choice)}
+        chat |= {"tools": list(functions.values()), "tool_choice": choose(choice)}
         if body.parallel_tool_calls is not None:
             chat["parallel_tool_calls"] = body.parallel_tool_calls
     renaming = Renaming(_NAMES_HERE, places, list(functions))
@@ -320,34 +299,6 @@ def _system(text: str) -> Json:
     return {"role": "system", "content": text}
 
 
-def _read_tools(body: ResponsesRequest) -> tuple[FileSearch | None, dict[int, Json]]:
-    """Return the search of stored documents, and the functions as a chat has them, by place."""
-    search, functions = None, dict[int, Json]()
-    for index, tool in enumerate(body.tools or ()):
-        kind, where = tool.get("type"), f"tools[{index}]"
-        if kind == "function":
-            names = ("name", "description", "parameters", "strict")
-            given = {name: tool[name] for name in names if tool.get(name) is not None}
-            functions[index] = {"type": "function", "function": given}
-        elif kind == "file_search":
-            if search is not None:
-                raise BadRequest(f"{where} is a second file_search: name all stores in one.", where)
-            try:
-                search = FileSearch.model_validate(tool)
-            except ValidationError as error:
-                refused = bad_request(error, FileSearch)
-                param = f"{where}.{refused.param}"
-                raise BadRequest(f"{where}.{refused}", param, refused.code) from None
-        else:
-            message = f"{where}.type {kind!r} is not supported: a tool is a function or file_search"
-            raise BadRequest(message, f"{where}.type", "unsupported")
-    choice = body.tool_choice
-    if isinstance(choice, str) and choice not in _TOOL_CHOICES:
-        known = ", ".join(map(repr, _TOOL_CHOICES))
-        raise BadRequest(f"tool_choice must be one of {known}, or an object.", "tool_choice")
-    return None if choice == "none" else search, functions
-
-
 def _attach(past: Json, search: FileSearch | None, tools: Sequence[Json], given: Json) -> Json:
     """Return the ``rapid`` of a request, to which belongs what was attached before.
 
@@ -361,37 +312,6 @@ def _attach(past: Json, search: FileSearch | None, tools: Sequence[Json], given:
     if isinstance(given.get("file_ids"), list):
         rapid["file_ids"] = [*past.get("file_ids", ()), *given["file_ids"]]
     return rapid
-
-
-def _allow(
-    choice: Json, search: FileSearch | None, functions: dict[int, Json]
-) -> tuple[FileSearch | None, dict[int, Json], str]:
-    """Return the tools that a choice allows, of which alone the model is told, and its mode."""
-    allowed, mode = choice.get("tools"), choice.get("mode", "auto")
-    if mode not in ("auto", "required"):
-        raise BadRequest("tool_choice.mode must be 'auto' or 'required'.", "tool_choice.mode")
-    is_list = isinstance(allowed, list) and all(isinstance(each, dict) for each in allowed)
-    if not is_list or not allowed:
-        raise BadRequest("tool_choice.tools must be a list of tools.", "tool_choice.tools")
-    kinds = [each.get("type") for each in allowed]
-    names = [each.get("name") for each in allowed if each.get("type") == "function"]
-    known = [each["function"].get("name") for each in functions.values()]
-    for index, kind in enumerate(kinds):
-        is_known = search is not None if kind == "file_search" else kind == "function"
-        if not is_known or (kind == "function" and allowed[index].get("name") not in known):
-            param = f"tool_choice.tools[{index}]"
-            raise BadRequest(f"{param} is none of the tools.", param)
-    kept = {at: each for at, each in functions.items() if each["function"].get("name") in names}
-    return search if "file_search" in kinds else None, kept, mode
-
-
-def _choose(choice: str | Json | None) -> str | Json | None:
-    """Return a choice among functions as a chat has it; a search is made in any case."""
-    if not isinstance(choice, dict):
-        return choice
-    if choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return "auto" if choice.get("type") == "file_search" else choice
 
 
 def _format(text: TextOptions | None) -> Json:
