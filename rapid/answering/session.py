@@ -253,7 +253,7 @@ class Session:
         """Return what the leases that are held used of their engines, by role.
 
         Of an engine that does not answer nothing is known. What leases used that were released
-        before is told with the next one of their tenant (`rapid.engines.kv.spending`).
+        before is told with the next one of their tenant (`rapid.engines.kv.leases.spending`).
         """
         asking = {self.begin(one.settle()): role for role, one in self._leases}
         if asking:

@@ -32,9 +32,9 @@ from rapid.engine_status import EngineStatus, Erasure, LeaseUsage
 from rapid.engines.execution.replies import Reply
 from rapid.engines.execution.state import Ending
 from rapid.engines.kv.cache import PagePool
-from rapid.engines.kv.lease import Lease
-from rapid.engines.kv.lease_ledger import LeaseLedger
-from rapid.engines.kv.lines import Waiter
+from rapid.engines.kv.leases.lease import Lease
+from rapid.engines.kv.leases.lease_ledger import LeaseLedger
+from rapid.engines.kv.leases.lines import Waiter
 from rapid.engines.kv.sequences import Proposal, Sequence
 from rapid.engines.work.drafting import draft_block
 from rapid.errors import EngineFailed, LeaseNotFound, OutOfStep

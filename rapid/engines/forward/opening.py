@@ -25,9 +25,9 @@ from rapid.engines.forward.runner import Runner
 from rapid.engines.forward.shards import weight_files
 from rapid.engines.forward.tiles import TiledRunner
 from rapid.engines.kv.cache import KVCache, KVLayout
-from rapid.engines.kv.host_tier import HostTier
-from rapid.engines.kv.page_files import PageFiles
 from rapid.engines.kv.passages import PassageCache
+from rapid.engines.kv.tiers.host_tier import HostTier
+from rapid.engines.kv.tiers.page_files import PageFiles
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from itertools import islice
 import numpy as np
 
 from rapid.engines.kv.cache import PagePool, PageRun, Pages, as_runs
-from rapid.engines.kv.disk_tier import DiskTier
-from rapid.engines.kv.host_tier import HostTier, Move, Tags
+from rapid.engines.kv.tiers.disk_tier import DiskTier
+from rapid.engines.kv.tiers.host_tier import HostTier, Move, Tags
 from rapid.messages import Int32Array
 from rapid.ports import Clock
 

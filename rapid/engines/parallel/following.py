@@ -17,7 +17,7 @@ from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.opening import open_page_files, open_runner
 from rapid.engines.forward.runner import Runner
 from rapid.engines.forward.shards import RankPart, fingerprint
-from rapid.engines.kv.host_tier import HostTier
+from rapid.engines.kv.tiers.host_tier import HostTier
 from rapid.engines.parallel.orders import (
     BEAT_S,
     Answer,

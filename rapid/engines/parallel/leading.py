@@ -24,9 +24,9 @@ from rapid.engines.forward.opening import (
 from rapid.engines.forward.runner import Runner
 from rapid.engines.forward.shards import RankPart, Shard, fingerprint
 from rapid.engines.kv.cache import KVCache, KVLayout
-from rapid.engines.kv.disk_tier import DiskTier
-from rapid.engines.kv.host_tier import HostTier, Move
-from rapid.engines.kv.lanes import Mark
+from rapid.engines.kv.tiers.disk_tier import DiskTier
+from rapid.engines.kv.tiers.host_tier import HostTier, Move
+from rapid.engines.kv.tiers.lanes import Mark
 from rapid.engines.parallel.gang import Gang
 from rapid.engines.parallel.machines import Machines
 from rapid.engines.parallel.orders import (

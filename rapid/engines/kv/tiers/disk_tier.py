@@ -1,6 +1,6 @@
 """Third cache tier: KV pages in files, so that a document is still cached after a restart.
 
-Pages pass through the `HostTier`, one file a page (`rapid.engines.kv.page_files`)::
+Pages pass through the `HostTier`, one file a page (`rapid.engines.kv.tiers.page_files`)::
 
     save      pool -> host memory (a copy) -> file (a thread)
     restore   file -> host memory (threads) -> pool (a copy)
@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rapid.engines.kv.host_tier import HostTier, RestorePace
-from rapid.engines.kv.page_files import PageFiles
+from rapid.engines.kv.tiers.host_tier import HostTier, RestorePace
+from rapid.engines.kv.tiers.page_files import PageFiles
 from rapid.ports import Clock
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ tenant. So over all leases of a tenant nothing is left out, and nothing is told 
 from __future__ import annotations
 
 from rapid.engine_status import LeaseUsage
-from rapid.engines.kv.lease import Lease
+from rapid.engines.kv.leases.lease import Lease
 from rapid.ports import Clock
 from rapid.work_shares import WorkShares
 

@@ -9,7 +9,7 @@ import pytest
 from rapid.engine_status import LeaseUsage
 from rapid.engines.engine import Engine
 from rapid.engines.kv.cache import PagePool
-from rapid.engines.kv.lease_ledger import LeaseLedger
+from rapid.engines.kv.leases.lease_ledger import LeaseLedger
 from rapid.errors import LeaseNotFound
 from tests.rapid.tiny_models import lease_request, random_prompt
 

@@ -1,7 +1,7 @@
 """Second cache tier: KV pages in host memory, and the copies to and from the engine's pool.
 
 A copy is queued when a lease opens or ends, launched by the compute thread between two forwards,
-and landed when its bytes are there (`rapid.engines.kv.lanes`).
+and landed when its bytes are there (`rapid.engines.kv.tiers.lanes`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from rapid.engines.kv.cache import KVCache, KVLayout
-from rapid.engines.kv.lanes import Mark, lane_for, pin
+from rapid.engines.kv.tiers.lanes import Mark, lane_for, pin
 from rapid.estimators import RunningMean
 
 Tags = list[bytes | None]

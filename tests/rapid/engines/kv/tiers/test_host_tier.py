@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rapid.engines.kv.cache import KVLayout
-from rapid.engines.kv.host_tier import HostTier, Move, RestorePace, _join
+from rapid.engines.kv.tiers.host_tier import HostTier, Move, RestorePace, _join
 
 A, B, C = (bytes([65 + i]) * 16 for i in range(3))
 

@@ -16,9 +16,9 @@ import torch
 
 from rapid.engines.engine import Engine
 from rapid.engines.kv.cache import KVLayout
-from rapid.engines.kv.disk_tier import DiskTier
-from rapid.engines.kv.host_tier import HostTier
-from rapid.engines.kv.page_files import PageFiles, folder_of
+from rapid.engines.kv.tiers.disk_tier import DiskTier
+from rapid.engines.kv.tiers.host_tier import HostTier
+from rapid.engines.kv.tiers.page_files import PageFiles, folder_of
 from rapid.messages import Int32Array
 from tests.rapid.tiny_models import lease_request, random_prompt, reference_greedy
 from tests.rapid.tiny_models import tiny_engine as engine_without

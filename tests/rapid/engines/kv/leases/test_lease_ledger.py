@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rapid.engines.kv.cache import PagePool, PageRun
-from rapid.engines.kv.lease import Lease
-from rapid.engines.kv.lease_ledger import LeaseLedger
-from rapid.engines.kv.lines import Waiter
+from rapid.engines.kv.leases.lease import Lease
+from rapid.engines.kv.leases.lease_ledger import LeaseLedger
+from rapid.engines.kv.leases.lines import Waiter
 from rapid.engines.kv.rings import Ring, RingPool
 from rapid.errors import BadRequest, LeaseNotFound, OutOfStep, PromptTooLong
 from rapid.messages import LeaseRequest, as_prompt

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from rapid.engines.kv.lease import Lease
-from rapid.engines.kv.lines import Waiter
+from rapid.engines.kv.leases.lease import Lease
+from rapid.engines.kv.leases.lines import Waiter
 from rapid.errors import BadRequest, PromptTooLong
 from rapid.messages import LeaseRequest
 

@@ -26,16 +26,16 @@ from rapid.constraints.request_shaping import open_shaping
 from rapid.constraints.shaping import Shaping
 from rapid.engine_status import EngineStatus, LeaseUsage
 from rapid.engines.kv.cache import PagePool, PageTable, as_runs, pages_of
-from rapid.engines.kv.disk_tier import DiskTier
-from rapid.engines.kv.host_tier import HostTier
-from rapid.engines.kv.lease import Lease
-from rapid.engines.kv.lease_limits import LeaseLimits
-from rapid.engines.kv.lines import Lines, Waiter
+from rapid.engines.kv.leases.lease import Lease
+from rapid.engines.kv.leases.lease_limits import LeaseLimits
+from rapid.engines.kv.leases.lines import Lines, Waiter
+from rapid.engines.kv.leases.spending import Spending
 from rapid.engines.kv.page_names import page_names
 from rapid.engines.kv.prefix_cache import PrefixCache
 from rapid.engines.kv.rings import Ring, RingPool
 from rapid.engines.kv.sequences import Sequence
-from rapid.engines.kv.spending import Spending
+from rapid.engines.kv.tiers.disk_tier import DiskTier
+from rapid.engines.kv.tiers.host_tier import HostTier
 from rapid.errors import EngineFailed, LeaseNotFound, OutOfStep
 from rapid.messages import LeaseRequest
 from rapid.ports import Clock

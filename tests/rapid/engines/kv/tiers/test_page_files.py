@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rapid.engines.kv import page_files
-from rapid.engines.kv.page_files import PageFiles, folder_of
+from rapid.engines.kv.tiers import page_files
+from rapid.engines.kv.tiers.page_files import PageFiles, folder_of
 
 NAMES = [bytes([number]) * 16 for number in range(8)]
 PAGE_BYTES = 512

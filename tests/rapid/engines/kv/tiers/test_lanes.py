@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from rapid.engines.kv import lanes
 from rapid.engines.kv.cache import KVCache, KVLayout
-from rapid.engines.kv.host_tier import HostTier, Move
-from rapid.engines.kv.lanes import Landed, Lane, Mark, Pairs, StreamLane, lane_for, pin
+from rapid.engines.kv.tiers import lanes
+from rapid.engines.kv.tiers.host_tier import HostTier, Move
+from rapid.engines.kv.tiers.lanes import Landed, Lane, Mark, Pairs, StreamLane, lane_for, pin
 from tests.rapid.tiny_models import lease_request, random_prompt, reference_greedy, tiny_engine
 
 CPU = torch.device("cpu")
