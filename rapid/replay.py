@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from transformers import AutoModelForCausalLM
 
 from rapid import reference
-from rapid.answering.request_plan import spell_words
+from rapid.answering.plan.request_plan import spell_words
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
 from rapid.checkpoints.gguf import is_gguf
 from rapid.checkpoints.vocabulary import num_ids, pack_tokens

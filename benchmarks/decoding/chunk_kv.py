@@ -33,7 +33,7 @@ from benchmarks.engine.filled import random_model
 from benchmarks.reporting import keep, ratios, settings, shown, spread, table
 from evaluation.texts.text_questions import document_names, document_text, questions_of
 from rapid.answering.passage_gate import ask_generated, compute_share_kept, measure_overlaps
-from rapid.answering.prompting import RequestPrompts
+from rapid.answering.prompt.prompting import RequestPrompts
 from rapid.chat_messages import Document, Message
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig

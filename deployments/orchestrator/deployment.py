@@ -21,7 +21,7 @@ from deployments.orchestrator.ray_services import RayServices
 from library.library_access import LibraryAccess
 from library.library_config import LibraryConfig
 from rapid.answering.answers import gather_deltas
-from rapid.answering.prompt_tokens import TokenizedPrompt
+from rapid.answering.prompt.prompt_tokens import TokenizedPrompt
 from rapid.answering.raw_prompts import answer_prompts
 from rapid.answering.request import RequestRun
 from rapid.chat_messages import DocumentRef, Message

@@ -16,11 +16,11 @@ from deployments.orchestrator.ray_retrieval import RayRetrieval
 from deployments.orchestrator.ray_verifiers import VerifierSettings
 from deployments.pools.passage_reports import keep_gate
 from library.library_access import LibraryAccess
-from rapid.answering.pair_pools import Pools
+from rapid.answering.leases.pair_pools import Pools
+from rapid.answering.leases.sources import Drafts
 from rapid.answering.passage_gate import PassageGate
-from rapid.answering.prompting import RequestPrompts
+from rapid.answering.prompt.prompting import RequestPrompts
 from rapid.answering.services import Services
-from rapid.answering.sources import Drafts
 from rapid.chat_messages import DocumentRef
 from rapid.checkpoints.text import ChatText
 from rapid.documents import InlineDocuments

@@ -6,9 +6,9 @@ import functools
 from contextlib import ExitStack
 from pathlib import Path
 
-from rapid.answering.pair_pools import Pools
+from rapid.answering.leases.pair_pools import Pools
 from rapid.answering.passage_gate import PassageGate
-from rapid.answering.prompting import RequestPrompts
+from rapid.answering.prompt.prompting import RequestPrompts
 from rapid.answering.services import Services
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.files import checkpoint_source, read_temperature

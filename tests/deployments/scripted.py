@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from deployments.api.backend.service import GenerationService, Running, Tell, begin
-from rapid.answering.prompt_tokens import TokenizedPrompt
+from rapid.answering.prompt.prompt_tokens import TokenizedPrompt
 from rapid.errors import BadRequest, UnknownModel
 from rapid.events import Finished, GenerationEvent, Started, TextDelta, TokenText
 from rapid.messages import GenerateRequest

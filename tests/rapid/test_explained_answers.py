@@ -131,7 +131,7 @@ def test_words_that_a_passage_has_are_told_with_it(pair):
 
 
 def test_long_answers_are_explained_as_far_as_there_is_room(pair, monkeypatch):
-    for place in ("rapid.messages", "rapid.answering.explaining"):
+    for place in ("rapid.messages", "rapid.answering.receipt.explaining"):
         monkeypatch.setattr(f"{place}.MOST_EXPLAINED", 5)
     _, receipt = ask(pair, mode="fused", ignore_eos=True, max_tokens=40)
     explained = receipt.explanation

@@ -15,7 +15,7 @@ from cluster.remote_failures import FailureKind, failure_of
 from cluster.serve_internals import handle_before_start, transport
 from deployments.api.backend.readiness import Readiness
 from deployments.api.backend.service import Running, Tell, begin
-from rapid.answering.prompt_tokens import TokenizedPrompt
+from rapid.answering.prompt.prompt_tokens import TokenizedPrompt
 from rapid.chat_messages import Document, DocumentRef
 from rapid.errors import OrchestratorLost, Overloaded, RapidError
 from rapid.events import GenerationEvent

@@ -24,7 +24,7 @@ class LowerTiers:
     passages: PassageCache | None
 
     def count_tokens(self) -> dict[str, int]:
-        """Return the tokens that each holds and that came back from it, by `EngineStatus`'s names."""
+        """Return the tokens that each holds and that came back, by the names of `EngineStatus`."""
         tokens = self.page_tokens
         found: dict[str, int] = {}
         if self.host is not None:
