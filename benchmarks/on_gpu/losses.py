@@ -16,12 +16,17 @@ import torch
 from benchmarks.on_gpu.bench import Bench, layout_of
 from benchmarks.on_gpu.served import PAGE
 from rapid.engines.attention.survey import device_ms
-from rapid.engines.forward.cuda_graphs import GraphCapture
-from rapid.engines.forward.decoder import layer_kernels_of
-from rapid.engines.forward.group import Group
-from rapid.engines.forward.layer_operations import LayerOperations
-from rapid.engines.forward.meeting import InFile
-from rapid.engines.forward.products import FP8_CAPABILITY, AnyProduct, Product, quantize_weight
+from rapid.engines.forward.graphs.cuda_graphs import GraphCapture
+from rapid.engines.forward.layers.decoder import layer_kernels_of
+from rapid.engines.forward.layers.layer_operations import LayerOperations
+from rapid.engines.forward.linear.products import (
+    FP8_CAPABILITY,
+    AnyProduct,
+    Product,
+    quantize_weight,
+)
+from rapid.engines.forward.sharding.group import Group
+from rapid.engines.forward.sharding.meeting import InFile
 from rapid.engines.kv.cache import KVCache
 
 CALLS = 32  # in one graph: each takes a few microseconds

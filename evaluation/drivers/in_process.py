@@ -23,7 +23,7 @@ from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import EngineConfig, PromptLookup, SamplingConfig
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import LoadedModel, check_memory
+from rapid.engines.forward.weights.loading import LoadedModel, check_memory
 from rapid.engines.local_ports import LocalPool, make_engine
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import EngineFailed, RapidError

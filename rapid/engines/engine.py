@@ -23,8 +23,8 @@ from rapid.engines.execution.replies import Reply
 from rapid.engines.execution.scheduling import Scheduler
 from rapid.engines.execution.state import Ending, EngineState, Erasing
 from rapid.engines.execution.work_spans import trace_work
-from rapid.engines.forward.loading import LoadedModel, plan_rings
 from rapid.engines.forward.opening import open_passages
+from rapid.engines.forward.weights.loading import LoadedModel, plan_rings
 from rapid.engines.kv.cache import PagePool
 from rapid.engines.kv.leases.lease import Lease
 from rapid.engines.kv.leases.lease_ledger import LeaseLedger

@@ -15,7 +15,7 @@ from rapid.checkpoints.files import checkpoint_source, read_temperature
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import AnsweringConfig, EngineConfig, OwnDrafting, SpeculationConfig
-from rapid.engines.forward.loading import LoadedModel, check_memory, without_bars
+from rapid.engines.forward.weights.loading import LoadedModel, check_memory, without_bars
 from rapid.engines.local_ports import LocalPool, make_engine
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import ConfigurationError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rapid.config import EngineConfig
-from rapid.engines.forward.loading import load_model
+from rapid.engines.forward.weights.loading import load_model
 from rapid.pair.pair import Pair
 from rapid.pair.pair_opening import open_pair
 from tests.rapid.engines.forward.test_tiles import WAYS, bfloat16_model, scored

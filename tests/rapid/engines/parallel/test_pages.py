@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import LoadedModel
+from rapid.engines.forward.weights.loading import LoadedModel
 from rapid.engines.kv.tiers.page_files import PageFiles
 from rapid.messages import Int32Array
 from tests.rapid.engines.kv.tiers.test_disk_tier import ask, until_idle

@@ -16,9 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rapid.config import EngineConfig
 from rapid.engines.attention.batch import Feed
-from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.opening import open_runner
-from rapid.engines.forward.shards import RankPart, Shard, fingerprint
+from rapid.engines.forward.sharding.shards import RankPart, Shard, fingerprint
+from rapid.engines.forward.weights.loading import LoadedModel, load_model
 from rapid.engines.kv.cache import PageRun, PageTable
 from rapid.errors import ConfigurationError
 from tests.rapid.tiny_models import FAMILIES, VOCAB, checkpoint, copied, engine_config

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rapid.engines.forward.meeting import Meeting, distributed
+from rapid.engines.forward.sharding.meeting import Meeting, distributed
 from rapid.errors import EngineFailed
 
 TIMEOUT_S = 120.0  # for a rank that does not come; with gloo, one that dies is noticed at once

@@ -16,9 +16,9 @@ import torch
 from safetensors import safe_open
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoQuantizationConfig
 
-from rapid.engines.forward.four_bits import pack_codes, scales_of
-from rapid.engines.forward.products import QuantizedLinear
-from rapid.engines.forward.shards import Shard, weight_files
+from rapid.engines.forward.linear.four_bits import pack_codes, scales_of
+from rapid.engines.forward.linear.products import QuantizedLinear
+from rapid.engines.forward.sharding.shards import Shard, weight_files
 from rapid.errors import ConfigurationError
 from rapid.planning.packed_bits import BITS, StoredBits, StoredMethod
 

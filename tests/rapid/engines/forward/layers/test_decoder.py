@@ -10,9 +10,9 @@ from transformers import LlamaForCausalLM
 
 from rapid.engines.attention import ragged as attention
 from rapid.engines.attention.batch import Feed, assemble
-from rapid.engines.forward.decoder import decoder_of
-from rapid.engines.forward.loading import load_model
+from rapid.engines.forward.layers.decoder import decoder_of
 from rapid.engines.forward.runner import Runner
+from rapid.engines.forward.weights.loading import load_model
 from rapid.engines.kv.cache import KVCache, KVLayout, PageRun, PageTable
 from tests.rapid.tiny_models import engine_config, loaded, random_prompt
 

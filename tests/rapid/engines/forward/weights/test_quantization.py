@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rapid.engines.forward import loading
-from rapid.engines.forward.loading import load_model
+from rapid.engines.forward.weights import loading
+from rapid.engines.forward.weights.loading import load_model
 from rapid.errors import ConfigurationError
 from tests.rapid.tiny_models import engine_config
 

@@ -9,7 +9,7 @@ import torch
 
 from rapid.engines.attention.batch import Feed, RowLists, rows_of
 from rapid.engines.attention.segments import MAX_STEP_ROWS, Segment
-from rapid.engines.forward.buckets import (
+from rapid.engines.forward.graphs.buckets import (
     Bucket,
     bucket_of,
     common_buckets,
@@ -17,7 +17,7 @@ from rapid.engines.forward.buckets import (
     pad_rows,
     padding_pages,
 )
-from rapid.engines.forward.cuda_graphs import MAX_SHAPES
+from rapid.engines.forward.graphs.cuda_graphs import MAX_SHAPES
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 from tests.rapid.tiny_models import loaded, random_prompt

@@ -30,12 +30,16 @@ from rapid.checkpoints.memory import (
 from rapid.checkpoints.vocabulary import num_ids
 from rapid.config import EngineConfig
 from rapid.engines.attention import ragged as attention
-from rapid.engines.forward.decoder import decoder_of
-from rapid.engines.forward.gguf_weights import has_few_bits, read_weights
-from rapid.engines.forward.half_products import can_pack, pack_halves
-from rapid.engines.forward.products import check_method, check_stored, quantize
-from rapid.engines.forward.quantization import TEXT_NAMES, StoredWeights, quantization_config
-from rapid.engines.forward.shards import RankPart, Shard, read_shard, shard_weights
+from rapid.engines.forward.layers.decoder import decoder_of
+from rapid.engines.forward.linear.half_products import can_pack, pack_halves
+from rapid.engines.forward.linear.products import check_method, check_stored, quantize
+from rapid.engines.forward.sharding.shards import RankPart, Shard, read_shard, shard_weights
+from rapid.engines.forward.weights.gguf_weights import has_few_bits, read_weights
+from rapid.engines.forward.weights.quantization import (
+    TEXT_NAMES,
+    StoredWeights,
+    quantization_config,
+)
 from rapid.engines.kv.cache import KVLayout
 from rapid.engines.kv.fp8 import check_device
 from rapid.errors import ConfigurationError, first_line

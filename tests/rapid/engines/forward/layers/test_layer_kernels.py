@@ -24,10 +24,10 @@ from triton.runtime import interpreter
 from rapid.engines.attention import ragged as attention
 from rapid.engines.attention.batch import Feed, assemble
 from rapid.engines.attention.kernel_inputs import AttentionInputs, Kernels
-from rapid.engines.forward import decoder, layer_kernels
-from rapid.engines.forward.layer_kernels import LayerKernels
-from rapid.engines.forward.layer_operations import LayerOperations, try_out
-from rapid.engines.forward.products import (
+from rapid.engines.forward.layers import decoder, layer_kernels
+from rapid.engines.forward.layers.layer_kernels import LayerKernels
+from rapid.engines.forward.layers.layer_operations import LayerOperations, try_out
+from rapid.engines.forward.linear.products import (
     FP8_CAPABILITY,
     Product,
     Rows,
@@ -36,7 +36,7 @@ from rapid.engines.forward.products import (
     quantize_weight,
 )
 from rapid.engines.kv.cache import KVCache, KVLayout, PageRun, PageTable
-from tests.rapid.engines.forward.test_decoder import model_of
+from tests.rapid.engines.forward.layers.test_decoder import model_of
 from tests.rapid.speculation.fast.test_step_counts import Launches
 from tests.rapid.tiny_families import MORE_FAMILIES, family_checkpoint, family_model
 from tests.rapid.tiny_models import random_prompt

@@ -14,8 +14,8 @@ from torch.nn.functional import linear
 
 import rapid
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
-from rapid.engines.forward import four_bits
-from rapid.engines.forward.four_bits import (
+from rapid.engines.forward.linear import four_bits
+from rapid.engines.forward.linear.four_bits import (
     MOST_PACKED_ROWS,
     codes_of,
     numbers_of,
@@ -24,13 +24,13 @@ from rapid.engines.forward.four_bits import (
     scales_of,
     unpack_parts,
 )
-from rapid.engines.forward.loading import LoadedModel, load_model
+from rapid.engines.forward.linear.products import QuantizedLinear, check_method
 from rapid.engines.forward.opening import page_context
-from rapid.engines.forward.products import QuantizedLinear, check_method
+from rapid.engines.forward.weights.loading import LoadedModel, load_model
 from rapid.errors import ConfigurationError
 from rapid.planning.packed_bits import CONVERTED
-from tests.rapid.engines.forward.test_products import check_fused_decoder, far_off
-from tests.rapid.engines.forward.test_shards import headed, steps
+from tests.rapid.engines.forward.linear.test_products import check_fused_decoder, far_off
+from tests.rapid.engines.forward.sharding.test_shards import headed, steps
 from tests.rapid.tiny_models import copied, engine_config, random_prompt
 
 SHAPES = [(64, 64), (128, 576), (320, 512), (192, 384)]

@@ -17,11 +17,11 @@ import torch
 
 from rapid.checkpoints.digests import digest_of_samples
 from rapid.checkpoints.files import read_json
-from rapid.engines.forward.four_bits import MXFP4_GROUP, numbers_of_mxfp4
+from rapid.engines.forward.linear.four_bits import MXFP4_GROUP, numbers_of_mxfp4
 from rapid.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from rapid.engines.forward.group import Group
+    from rapid.engines.forward.sharding.group import Group
 
 _BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "qkv_proj", "gate_up_proj")
 _BY_COLUMNS = ("o_proj", "down_proj")

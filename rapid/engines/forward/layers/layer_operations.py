@@ -1,6 +1,6 @@
 """The norms, rope, KV store and gate of a transformer's layer, by operations of torch.
 
-It computes on a CPU, and specifies the kernels for CUDA (`rapid.engines.forward.layer_kernels`).
+It computes on a CPU, and specifies the kernels for CUDA (`layer_kernels` beside it).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import rms_norm
 from transformers.activations import GELUTanh
 
-from rapid.engines.forward.products import (
+from rapid.engines.forward.linear.products import (
     FP8_CAPABILITY,
     AnyProduct,
     Product,

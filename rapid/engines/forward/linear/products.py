@@ -13,8 +13,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch.nn.functional import linear
 
-from rapid.engines.forward import four_bits
-from rapid.engines.forward.half_products import HalfProduct
+from rapid.engines.forward.linear import four_bits
+from rapid.engines.forward.linear.half_products import HalfProduct
 from rapid.errors import ConfigurationError
 from rapid.planning.packed_bits import BITS, StoredBits
 

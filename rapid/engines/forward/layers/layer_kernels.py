@@ -12,8 +12,8 @@ import triton.language as tl
 from transformers.activations import GELUTanh, SiLUActivation
 from typing_extensions import override
 
-from rapid.engines.forward.layer_operations import Activation, Angles, LayerOperations
-from rapid.engines.forward.products import LEAST, AnyProduct, Rows, ScaledRows
+from rapid.engines.forward.layers.layer_operations import Activation, Angles, LayerOperations
+from rapid.engines.forward.linear.products import LEAST, AnyProduct, Rows, ScaledRows
 from rapid.engines.kv.cache import KVCache
 from rapid.engines.kv.fp8 import FP8, LARGEST
 

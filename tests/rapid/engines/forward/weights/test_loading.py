@@ -15,9 +15,9 @@ import rapid
 from rapid.checkpoints.files import load_tokenizer
 from rapid.config import EngineConfig, SamplingConfig
 from rapid.engines.engine import Engine
-from rapid.engines.forward import loading
-from rapid.engines.forward.loading import load_model
-from rapid.engines.forward.shards import Shard
+from rapid.engines.forward.sharding.shards import Shard
+from rapid.engines.forward.weights import loading
+from rapid.engines.forward.weights.loading import load_model
 from rapid.errors import ConfigurationError, PromptTooLong
 from tests.rapid.checkpoints.test_facts import LAYERS, WINDOW_64
 from tests.rapid.tiny_models import (

@@ -22,11 +22,11 @@ from rapid.engines.attention.key_tables import KeyTables
 from rapid.engines.attention.ragged import attend_by_runs
 from rapid.engines.attention.triton_kernel import BlockAttention
 from rapid.engines.attention.work_items import BLOCK, ITEM, ROW
-from rapid.engines.forward import cuda_graphs
-from rapid.engines.forward.buckets import Bucket, padding_pages
-from rapid.engines.forward.cuda_graphs import StepGraphs
-from rapid.engines.forward.loading import load_model
+from rapid.engines.forward.graphs import cuda_graphs
+from rapid.engines.forward.graphs.buckets import Bucket, padding_pages
+from rapid.engines.forward.graphs.cuda_graphs import StepGraphs
 from rapid.engines.forward.runner import Runner
+from rapid.engines.forward.weights.loading import load_model
 from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 from rapid.engines.kv.rings import RingPool
 from rapid.errors import EngineFailed

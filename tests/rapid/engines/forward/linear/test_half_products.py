@@ -14,14 +14,14 @@ from torch.nn.functional import linear
 import rapid
 from rapid.checkpoints.gguf import read_header, read_settings
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
-from rapid.engines.forward import half_products
-from rapid.engines.forward.gguf_weights import read_weights
-from rapid.engines.forward.half_products import HalfLinear, HalfProduct, can_pack
 from rapid.engines.forward.key_centres import key_centres
-from rapid.engines.forward.loading import LoadedModel, load_model
+from rapid.engines.forward.linear import half_products
+from rapid.engines.forward.linear.half_products import HalfLinear, HalfProduct, can_pack
+from rapid.engines.forward.weights.gguf_weights import read_weights
+from rapid.engines.forward.weights.loading import LoadedModel, load_model
 from tests.rapid import tiny_gguf
-from tests.rapid.engines.forward.test_products import check_fused_decoder, far_off
-from tests.rapid.engines.forward.test_shards import steps
+from tests.rapid.engines.forward.linear.test_products import check_fused_decoder, far_off
+from tests.rapid.engines.forward.sharding.test_shards import steps
 from tests.rapid.tiny_models import random_prompt
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="needs FBGEMM, as torch has it for x86")
@@ -85,7 +85,7 @@ async def test_a_model_keeps_the_fused_decoder(tmp_path: Path, family: str) -> N
 
 def in_float32(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
     with monkeypatch.context() as patch:
-        patch.setattr("rapid.engines.forward.loading.can_pack", lambda: False)
+        patch.setattr("rapid.engines.forward.weights.loading.can_pack", lambda: False)
         return load_model(config)
 
 

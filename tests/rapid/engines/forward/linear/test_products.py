@@ -9,9 +9,8 @@ import torch
 
 from rapid.config import EngineConfig
 from rapid.engines.engine import Engine
-from rapid.engines.forward.decoder import decoder_of
-from rapid.engines.forward.loading import LoadedModel, load_model
-from rapid.engines.forward.products import (
+from rapid.engines.forward.layers.decoder import decoder_of
+from rapid.engines.forward.linear.products import (
     MOST_READ_ROWS,
     Method,
     Product,
@@ -21,6 +20,7 @@ from rapid.engines.forward.products import (
     product_of_numbers,
     quantize_weight,
 )
+from rapid.engines.forward.weights.loading import LoadedModel, load_model
 from rapid.errors import ConfigurationError
 from tests.rapid.tiny_models import copied, engine_config, lease_request
 

@@ -1,9 +1,8 @@
 """CUDA graphs of steps, which save the launches of a small model's kernels.
 
 Whatever changes between steps lies in tensors that stay, padded to a bucket's shape
-(`rapid.engines.forward.buckets`). A bucket's graph is captured when the engine opens or at its
-third step, and used if, at the next, it returns the ordinary forward's logits and keys, and is
-faster.
+(`buckets` beside it). A bucket's graph is captured when the engine opens or at its third step, and
+used if, at the next, it returns the ordinary forward's logits and keys, and is faster.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from rapid.engines.attention.batch import Batch, Feed, RowLists, rows_of
 from rapid.engines.attention.cuda import CAPTURING
 from rapid.engines.attention.kernel_inputs import Kernels
 from rapid.engines.attention.key_tables import KeyTables, TableSpace
-from rapid.engines.forward.buckets import (
+from rapid.engines.forward.graphs.buckets import (
     CHUNK_ROWS,
     Bucket,
     bucket_of,

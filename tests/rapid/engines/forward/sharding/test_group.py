@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rapid.engines.forward.group import Group
-from rapid.engines.forward.meeting import InFile
+from rapid.engines.forward.sharding.group import Group
+from rapid.engines.forward.sharding.meeting import InFile
 from rapid.errors import EngineFailed
 
 CPU = torch.device("cpu")

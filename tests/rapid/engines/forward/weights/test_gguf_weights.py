@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from rapid.checkpoints.gguf import read_header, read_settings
 from rapid.config import EngineConfig
-from rapid.engines.forward.gguf_weights import read_weights
-from rapid.engines.forward.loading import LoadedModel, load_model
+from rapid.engines.forward.weights.gguf_weights import read_weights
+from rapid.engines.forward.weights.loading import LoadedModel, load_model
 from rapid.errors import ConfigurationError
 from tests.rapid import tiny_gguf
 

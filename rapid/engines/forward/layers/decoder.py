@@ -18,10 +18,15 @@ from torch.nn.functional import embedding
 
 from rapid.engines.attention.kernel_inputs import RaggedRows
 from rapid.engines.attention.ragged import attend_to_cache
-from rapid.engines.forward.half_products import HalfLinear
-from rapid.engines.forward.layer_operations import Activation, Angles, LayerOperations, try_out
-from rapid.engines.forward.products import AnyProduct, Product, QuantizedLinear, Rows
-from rapid.engines.forward.shards import RankPart
+from rapid.engines.forward.layers.layer_operations import (
+    Activation,
+    Angles,
+    LayerOperations,
+    try_out,
+)
+from rapid.engines.forward.linear.half_products import HalfLinear
+from rapid.engines.forward.linear.products import AnyProduct, Product, QuantizedLinear, Rows
+from rapid.engines.forward.sharding.shards import RankPart
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +98,7 @@ def layer_kernels_of(plain: LayerOperations, *model: Any) -> LayerOperations | N
     """Return kernels that do what `plain` does, as `try_out` tries them out, or log why not."""
     try:
         # Needs Triton, which there is beside CUDA.
-        from rapid.engines.forward.layer_kernels import LayerKernels
+        from rapid.engines.forward.layers.layer_kernels import LayerKernels
 
         kernels = LayerKernels(**asdict(plain))
         pairs = zip(try_out(plain, *model), try_out(kernels, *model), strict=True)
