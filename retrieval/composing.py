@@ -9,11 +9,11 @@ from typing import Any
 from rapid.chat_messages import Document
 from retrieval.chunking import TokenOffsets, hf_token_offsets
 from retrieval.context import RetrievedContext
-from retrieval.embedders import make_embedder
-from retrieval.embedding import Embedder
+from retrieval.embeddings.embedders import make_embedder
+from retrieval.embeddings.embedding import Embedder
 from retrieval.retriever import Retriever
 from retrieval.settings import RetrievalConfig, ServerStoreConfig
-from retrieval.store import ChunkStore
+from retrieval.stores.store import ChunkStore
 
 
 async def open_retriever(
@@ -47,11 +47,11 @@ async def open_retriever(
     store: ChunkStore
     index = config.index_name(tokenizer)
     if isinstance(config.store, ServerStoreConfig):
-        from retrieval.shared_store import SharedChunkStore
+        from retrieval.stores.shared_store import SharedChunkStore
 
         store = await SharedChunkStore.open(config.store, config.collection, embedder.space, index)
     else:
-        from retrieval.local_store import LocalChunkStore
+        from retrieval.stores.local_store import LocalChunkStore
 
         store = await asyncio.to_thread(LocalChunkStore.open, config.store, embedder.space, index)
     return Retriever(config, embedder, store, token_offsets)

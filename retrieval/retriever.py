@@ -19,12 +19,12 @@ from rapid.events import Tell
 from rapid.threads import Threads
 from retrieval.chunking import TokenOffsets
 from retrieval.context import RetrievalTimings, RetrievedContext
-from retrieval.embedding import Embedder, Embedding
+from retrieval.embeddings.embedding import Embedder, Embedding
 from retrieval.indexing import Entry, Passages, key_of, text_id_of, wait_for
 from retrieval.ranking import select
 from retrieval.retrieval_errors import ChunksMissing, StoreUnavailable
 from retrieval.settings import RetrievalConfig
-from retrieval.store import ChunkStore, is_of_text
+from retrieval.stores.store import ChunkStore, is_of_text
 
 _log = logging.getLogger(__name__)
 

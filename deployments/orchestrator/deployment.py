@@ -30,7 +30,7 @@ from rapid.errors import BadRequest, Overloaded, RapidError
 from rapid.events import Finished, GenerationEvent, Started
 from rapid.messages import GenerateRequest, SpeculationRequest, new_call_id
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.relevance import TextVectors
+from retrieval.embeddings.relevance import TextVectors
 
 Refusal = BadRequest | Overloaded
 """What is the last event of a request that is refused: Serve logs what is raised as an error."""

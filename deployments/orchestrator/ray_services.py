@@ -36,8 +36,8 @@ from rapid.ports import DocumentResolver
 from rapid.speculation.pace.round_costs import RoundCosts
 from rapid.vllm_config import VllmConfig
 from retrieval.chunking import Chunk, RetrievedChunk
+from retrieval.embeddings.relevance import TextVectors
 from retrieval.indexing import cut_document
-from retrieval.relevance import TextVectors
 from retrieval.settings import RetrievalConfig
 
 

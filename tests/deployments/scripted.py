@@ -17,7 +17,7 @@ from rapid.errors import BadRequest, UnknownModel
 from rapid.events import Finished, GenerationEvent, Started, TextDelta, TokenText
 from rapid.messages import GenerateRequest
 from rapid.receipt import ChoiceStatistics, ChunkUsed, ExplainedToken, Explanation, Receipt
-from retrieval.relevance import TextVectors
+from retrieval.embeddings.relevance import TextVectors
 
 Step = GenerationEvent | BaseException | float | asyncio.Event
 

@@ -21,7 +21,7 @@ from rapid.errors import OrchestratorLost, Overloaded, RapidError
 from rapid.events import GenerationEvent
 from rapid.messages import GenerateRequest
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.relevance import TextVectors
+from retrieval.embeddings.relevance import TextVectors
 
 _LOOK_S = 1.0  # between two looks at an orchestrator from which nothing comes
 _SILENT_LOOKS = 3  # as this process may have stood still itself, and hears the others one by one

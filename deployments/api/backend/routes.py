@@ -15,7 +15,7 @@ from rapid.chat_messages import DocumentRef
 from rapid.errors import OrchestratorLost, Overloaded, TargetUnavailable
 from rapid.messages import GenerateRequest
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.relevance import TextVectors
+from retrieval.embeddings.relevance import TextVectors
 
 
 class WatchedService(GenerationService, Protocol):

@@ -12,7 +12,7 @@ from rapid.errors import EngineFailed
 from rapid.events import GenerationEvent, Started
 from rapid.messages import GenerateRequest
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.relevance import TextVectors
+from retrieval.embeddings.relevance import TextVectors
 
 Tell = Callable[[GenerationEvent], None]
 """Takes what is said before an answer begins, which is how far its documents are embedded."""

@@ -36,7 +36,7 @@ from library.library_access import LibraryAccess
 from rapid.answering.prompt.prompt_tokens import TokenizedPrompt
 from rapid.errors import BadRequest
 from rapid.messages import GenerateRequest, new_call_id, utc_day
-from retrieval.relevance import TextVectors
+from retrieval.embeddings.relevance import TextVectors
 
 Json = dict[str, Any]
 

@@ -15,9 +15,9 @@ from retrieval import (
     StoreUnavailable,
     open_retriever,
 )
-from retrieval import shared_store as module
-from retrieval.manifests import CLAIM_S
 from retrieval.settings import ServerStoreConfig
+from retrieval.stores import shared_store as module
+from retrieval.stores.manifests import CLAIM_S
 from tests.retrieval.memory_server import MemoryServer
 from tests.retrieval.rest_server import RestQdrant
 from tests.retrieval.test_retriever import LETTER, QUESTION, SMALL, Watched
@@ -158,7 +158,7 @@ async def test_half_a_document_of_a_killed_retriever_is_finished(cluster):
 
     cluster.server.before = die
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("retrieval.qdrant._POINTS_PER_UPSERT", once // 2)
+        patched.setattr("retrieval.stores.qdrant._POINTS_PER_UPSERT", once // 2)
         with pytest.raises(StoreUnavailable):
             await dying.index("local", [LETTER])
     cluster.server.is_away = False

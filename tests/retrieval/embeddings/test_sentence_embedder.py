@@ -14,9 +14,9 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from retrieval import Document, EmbedderFailed, LexicalEmbedder, RetrievalConfig, open_retriever
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.embedders import SentenceEmbedder
-from retrieval.local_store import LocalChunkStore
+from retrieval.embeddings.embedders import SentenceEmbedder
 from retrieval.settings import SentenceEmbedderConfig
+from retrieval.stores.local_store import LocalChunkStore
 from tests.retrieval.tokens import words
 
 VOCABULARY = ["[PAD]", "[UNK]", "the", "harbor", "of", "belaron", "is", "tessin", "mayor", "vael"]

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
 from retrieval import BGEM3Embedder, Document, EmbedderFailed, RetrievalConfig, open_retriever
-from retrieval.bge_m3 import batches
-from retrieval.embedding import device_named
+from retrieval.embeddings.bge_m3 import batches
+from retrieval.embeddings.embedding import device_named
 from retrieval.settings import BGEM3EmbedderConfig
 from tests.retrieval.tokens import words
 

@@ -19,7 +19,7 @@ from qdrant_client.common.client_exceptions import QdrantException
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.embedding import Embedding, VectorSpace, check_space
+from retrieval.embeddings.embedding import Embedding, VectorSpace, check_space
 from retrieval.ranking import NOT_FOUND, fuse, rank
 from retrieval.retrieval_errors import ChunksMissing, CollectionMismatch, StoreUnavailable
 from retrieval.settings import OLDEST_QDRANT

@@ -17,12 +17,12 @@ from typing import Self
 from qdrant_client import AsyncQdrantClient
 
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.embedding import Embedding, VectorSpace
-from retrieval.manifests import CLAIM_S, Manifests, chunk_point_ids
-from retrieval.qdrant import QdrantCollection
+from retrieval.embeddings.embedding import Embedding, VectorSpace
 from retrieval.retrieval_errors import ChunksMissing, RetrievalError, StoreUnavailable
 from retrieval.settings import ServerStoreConfig
-from retrieval.store import StoredDocument, is_of_text
+from retrieval.stores.manifests import CLAIM_S, Manifests, chunk_point_ids
+from retrieval.stores.qdrant import QdrantCollection
+from retrieval.stores.store import StoredDocument, is_of_text
 
 _log = logging.getLogger(__name__)
 

@@ -12,13 +12,19 @@ from numpy.typing import NDArray
 
 from rapid.catalogue import check_weights, local_path
 from rapid.errors import ConfigurationError
-from retrieval.bge_m3 import BGEM3Embedder
 from retrieval.chunking import RetrievedChunk
-from retrieval.embedding import Embedder, Embedding, SparseVector, VectorSpace, device_named
-from retrieval.priority_lock import PriorityLock
+from retrieval.embeddings.bge_m3 import BGEM3Embedder
+from retrieval.embeddings.embedding import (
+    Embedder,
+    Embedding,
+    SparseVector,
+    VectorSpace,
+    device_named,
+)
+from retrieval.embeddings.priority_lock import PriorityLock
+from retrieval.embeddings.terms import content_terms, names, terms
 from retrieval.retrieval_errors import EmbedderFailed
 from retrieval.settings import BGEM3EmbedderConfig, EmbedderConfig, SentenceEmbedderConfig
-from retrieval.terms import content_terms, names, terms
 
 _COSINE_PER_WORDS = 0.05  # what one unit of a BM25 score counts beside a cosine
 _LEAST_COSINE = 0.39
@@ -42,7 +48,7 @@ def make_embedder(config: EmbedderConfig) -> Embedder:
 class LexicalEmbedder:
     """A BM25 embedder; the store supplies the IDF factor (see `VectorSpace.idf`).
 
-    Terms are those of `retrieval.terms`, numbered by a hash.
+    Terms are those of `retrieval.embeddings.terms`, numbered by a hash.
     """
 
     space = VectorSpace(dense_size=None, sparse=True, idf=True)

@@ -8,8 +8,8 @@ import pytest
 from rapid.errors import RetrievalPending
 from retrieval import LexicalEmbedder, RetrievalConfig, Retriever
 from retrieval import retriever as module
-from retrieval.embedding import Embedding
-from retrieval.relevance import name_embedder, score_relevance
+from retrieval.embeddings.embedding import Embedding
+from retrieval.embeddings.relevance import name_embedder, score_relevance
 from retrieval.settings import SentenceEmbedderConfig
 from tests.retrieval.plain_store import PlainChunkStore
 from tests.retrieval.tokens import words

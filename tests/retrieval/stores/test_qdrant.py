@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from retrieval.chunking import Chunk
-from retrieval.embedding import Embedding, SparseVector, VectorSpace
+from retrieval.embeddings.embedding import Embedding, SparseVector, VectorSpace
 from retrieval.retrieval_errors import CollectionMismatch, StoreUnavailable
 from retrieval.settings import ServerStoreConfig
-from retrieval.shared_store import SharedChunkStore
+from retrieval.stores.shared_store import SharedChunkStore
 
 HYBRID = VectorSpace(4, sparse=True)
 LEXICAL = VectorSpace(None, sparse=True, idf=True)

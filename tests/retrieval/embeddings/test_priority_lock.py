@@ -1,7 +1,7 @@
 import threading
 import time
 
-from retrieval.priority_lock import PriorityLock
+from retrieval.embeddings.priority_lock import PriorityLock
 
 
 def test_a_question_is_next_however_many_batches_wait():

@@ -11,10 +11,10 @@ import pytest
 
 from rapid.errors import UnknownDocument
 from retrieval import Document, LexicalEmbedder, RetrievalConfig, StoreUnavailable, open_retriever
-from retrieval.document_files import DocumentFiles
-from retrieval.embedding import VectorSpace
-from retrieval.local_store import LocalChunkStore
+from retrieval.embeddings.embedding import VectorSpace
 from retrieval.settings import LocalStoreConfig
+from retrieval.stores.document_files import DocumentFiles
+from retrieval.stores.local_store import LocalChunkStore
 from tests.retrieval.filed_documents import add, document, open_store
 from tests.retrieval.test_retriever import LETTER, QUESTION, SMALL, Watched
 from tests.retrieval.tokens import words

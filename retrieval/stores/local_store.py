@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.document_files import DocumentFiles, DocumentKey
-from retrieval.embedding import Embedding, SparseVector, VectorSpace, check_space
+from retrieval.embeddings.embedding import Embedding, SparseVector, VectorSpace, check_space
 from retrieval.ranking import NOT_FOUND, fuse, rank
 from retrieval.settings import LocalStoreConfig
-from retrieval.store import StoredDocument, is_of_text
+from retrieval.stores.document_files import DocumentFiles, DocumentKey
+from retrieval.stores.store import StoredDocument, is_of_text
 
 _CHUNK_FIELDS = tuple(field.name for field in fields(Chunk))
 

@@ -28,8 +28,8 @@ from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from qdrant_client import models as qm
 
-from retrieval.qdrant import QdrantCollection
-from retrieval.store import StoredDocument
+from retrieval.stores.qdrant import QdrantCollection
+from retrieval.stores.store import StoredDocument
 
 CLAIM_S = 15.0  # longest wait for a document whose retriever died while it was embedding it
 """How long a claim holds that its owner does not renew."""

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from retrieval.chunking import Chunk
-from retrieval.embedding import Embedding, SparseVector, VectorSpace
-from retrieval.local_store import LocalChunkStore
+from retrieval.embeddings.embedding import Embedding, SparseVector, VectorSpace
 from retrieval.retrieval_errors import CollectionMismatch
+from retrieval.stores.local_store import LocalChunkStore
 
 HYBRID = VectorSpace(4, sparse=True)
 DENSE = np.array([1, 0, 0, 0], dtype=np.float32)

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from retrieval.chunking import RetrievedChunk
-from retrieval.embedders import LexicalEmbedder, coverage, make_embedder
+from retrieval.embeddings.embedders import LexicalEmbedder, coverage, make_embedder
 from retrieval.settings import LexicalEmbedderConfig
 
 lexical = LexicalEmbedder()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.embedding import Embedding
+from retrieval.embeddings.embedding import Embedding
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.embedding import Embedding
+from retrieval.embeddings.embedding import Embedding
 from retrieval.settings import EmbedderConfig, LexicalEmbedderConfig
 
 _MOST_WEIGHT = 2.2  # k1 + 1 of `LexicalEmbedder`: what a term weighs that a passage is full of

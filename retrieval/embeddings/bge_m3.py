@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from retrieval.chunking import RetrievedChunk
-from retrieval.embedding import Embedding, SparseVector, VectorSpace, device_named
-from retrieval.priority_lock import PriorityLock
+from retrieval.embeddings.embedding import Embedding, SparseVector, VectorSpace, device_named
+from retrieval.embeddings.priority_lock import PriorityLock
 from retrieval.retrieval_errors import EmbedderFailed
 from retrieval.settings import BGEM3EmbedderConfig
 

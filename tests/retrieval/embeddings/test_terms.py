@@ -2,7 +2,7 @@
 
 import pytest
 
-from retrieval.terms import content_terms, names, terms
+from retrieval.embeddings.terms import content_terms, names, terms
 
 
 def test_terms_are_words_whatever_their_case_and_pairs_where_no_spaces_are_written():
