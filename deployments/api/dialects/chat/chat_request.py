@@ -26,7 +26,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from deployments.api.dialects.chat.thinking_fields import ThinkingFields
 from deployments.api.http.dialect import StoredNames
-from library.attribute_filters import AttributeFilter
+from library.files.attribute_filters import AttributeFilter
 from rapid.calling.tool_fields import CallingTurn, ToolSettings, check_calls
 from rapid.chat_messages import Message
 from rapid.messages import GenerateRequest, utc_day

@@ -18,7 +18,7 @@ from deployments.api.files.objects import deletion_object, list_of
 from deployments.api.http.bodies import Bodies
 from deployments.api.http.json_bodies import read_fields
 from library.library_access import LibraryAccess
-from library.schema import ConversationRow
+from library.storage.schema import ConversationRow
 from rapid.requests.request_fields import Fields
 
 _MOST_ITEMS = 20  # of one request, as OpenAI's

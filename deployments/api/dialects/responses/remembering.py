@@ -16,11 +16,11 @@ from deployments.api.dialects.responses.body.responses_request import (
     ResponsesRequest,
 )
 from deployments.config.api_config import ApiConfig
-from library.kept_responses import Link
+from library.files.stored_documents import StoredText
 from library.library_access import Library, LibraryAccess
-from library.listing import Cut
-from library.running_responses import LEASE_S, Growth
-from library.stored_documents import StoredText
+from library.responses.kept_responses import Link
+from library.responses.running_responses import LEASE_S, Growth
+from library.storage.listing import Cut
 from rapid.errors import BadRequest, LibraryUnavailable, RapidError, UnknownDocument
 from rapid.receipt import ChunkUsed, Receipt
 

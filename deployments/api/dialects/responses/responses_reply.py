@@ -22,7 +22,7 @@ from deployments.api.dialects.responses.body.responses_request import ResponsesQ
 from deployments.api.dialects.responses.growing_response import GrowingResponse, hide_results
 from deployments.api.dialects.responses.remembering import Memory
 from deployments.api.http.dialect import Events
-from library.running_responses import Growth
+from library.responses.running_responses import Growth
 from rapid.errors import BadRequest, EngineFailed, LibraryUnavailable
 from rapid.events import (
     LENGTH,

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from deployments.api.dialects.responses.body.input_items import Json
 from deployments.api.files.bodies_of_files import RankingOptions
 from deployments.api.http.field_table import FieldTable
-from library.attribute_filters import AttributeFilter
+from library.files.attribute_filters import AttributeFilter
 from rapid.errors import BadRequest
 from rapid.requests.refusing import bad_request
 from rapid.requests.request_fields import Fields, Text

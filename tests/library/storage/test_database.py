@@ -7,8 +7,8 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import insert, select, text
 from sqlalchemy.exc import IntegrityError
 
-from library.database import Database
-from library.schema import Base, VectorStoreRow
+from library.storage.database import Database
+from library.storage.schema import Base, VectorStoreRow
 from rapid.errors import LibraryUnavailable
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from library.conversations import Conversations
-from library.database import Database
-from library.kept_responses import KeptResponses
-from library.listing import Cut
-from library.schema import ConversationRow
+from library.responses.conversations import Conversations
+from library.responses.kept_responses import KeptResponses
+from library.storage.database import Database
+from library.storage.listing import Cut
+from library.storage.schema import ConversationRow
 from rapid.errors import BadRequest, UnknownDocument
 
 DAY_NS = 86_400 * 10**9
@@ -81,7 +81,7 @@ async def test_a_chain_is_kept_for_as_long_as_its_last_response(database: Databa
 async def test_long_responses_are_read_a_few_at_a_time(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("library.kept_responses._PART_BYTES", 1500)
+    monkeypatch.setattr("library.responses.kept_responses._PART_BYTES", 1500)
     kept = KeptResponses(database, Conversations(database, max_bytes=10**9))
     for number in range(3):
         await keep(kept, str(number), str(number - 1) if number else None, "x" * 200)
@@ -110,7 +110,7 @@ async def test_a_conversation_has_a_most_and_long_items_make_short_pages(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ):
     for name, most in (("_MOST_ITEM_BYTES", 1000), ("_MOST_BYTES", 3000), ("_PAGE_BYTES", 1500)):
-        monkeypatch.setattr(f"library.conversations.{name}", most)
+        monkeypatch.setattr(f"library.responses.conversations.{name}", most)
     conversations = Conversations(database, max_bytes=10**9)
     row = await conversations.create("a", {}, [say(name, "x" * 500) for name in "123"])
     page = await conversations.list_items("a", row.id, Cut(order="asc"))

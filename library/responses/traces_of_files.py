@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Text, cast, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from library.schema import ConversationItemRow, ConversationRow, FileRow, ResponseRow
+from library.storage.schema import ConversationItemRow, ConversationRow, FileRow, ResponseRow
 
 _FILE_ID = re.compile("file-[0-9a-f]{24}")
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from sqlalchemy import CTE, Integer, delete, func, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from library.conversations import Conversations
-from library.database import Database
+from library.responses.conversations import Conversations
+from library.responses.traces_of_files import erase_lost_files
 from library.room import check_room, measure
-from library.schema import ResponseRow
-from library.traces_of_files import erase_lost_files
+from library.storage.database import Database
+from library.storage.schema import ResponseRow
 from rapid.errors import BadRequest, UnknownDocument
 
 _KEPT_S = 30 * 86_400  # as OpenAI's: thirty days
@@ -85,7 +85,7 @@ class KeptResponses:
             input_items: What was new in its request.
             steps: How its output grew.
             attached: The stored documents that its request named.
-            owner: Who answers a response that has not ended; see `library.running_responses`.
+            owner: Who answers a response that has not ended; see `running_responses`.
             leased_until: When the owner's lease ends.
 
         Raises:

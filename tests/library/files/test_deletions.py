@@ -10,14 +10,14 @@ from weakref import WeakSet
 
 import pytest
 
-from library.blobs import Blobs
-from library.database import Database
-from library.deletions import name_deletion
+from library.files.deletions import name_deletion
 from library.ingestion import Ingestion
 from library.jobs import LEASE_S, Jobs
 from library.library_access import Library, LibraryAccess, forget_text
 from library.library_config import LibraryConfig
-from library.schema import FileRow
+from library.storage.blobs import Blobs
+from library.storage.database import Database
+from library.storage.schema import FileRow
 from rapid.documents import name_text
 from rapid.errors import Overloaded, PromptTooLong, RetrievalUnavailable
 from tests.library.libraries import FakeIndex, FakeReader, FakeTraces

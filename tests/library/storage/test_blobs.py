@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from library import blobs as blobs_module
-from library.blobs import Blobs
-from library.database import Database
 from library.ingestion import Ingestion
 from library.library_access import Library
 from library.library_config import LibraryConfig
+from library.storage import blobs as blobs_module
+from library.storage.blobs import Blobs
+from library.storage.database import Database
 from library.upkeep import verify
 from rapid.errors import LibraryUnavailable
 from tests.library.libraries import FakeIndex

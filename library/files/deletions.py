@@ -22,12 +22,12 @@ from typing import Protocol
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from library.blobs import Blobs
-from library.database import Database
+from library.files.stored_files import layout_of, original_of, text_of
 from library.jobs import Jobs
-from library.schema import DeletionRow, FileRow, JobRow
-from library.stored_files import layout_of, original_of, text_of
-from library.traces_of_files import erase_traces
+from library.responses.traces_of_files import erase_traces
+from library.storage.blobs import Blobs
+from library.storage.database import Database
+from library.storage.schema import DeletionRow, FileRow, JobRow
 from rapid.documents import name_text
 from rapid.engine_status import Erasure
 

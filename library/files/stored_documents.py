@@ -11,13 +11,13 @@ from typing import Any
 
 from sqlalchemy import Row, select
 
-from library.attribute_filters import AttributeFilter, Combination
-from library.blobs import Blobs
-from library.database import Database
+from library.files.attribute_filters import AttributeFilter, Combination
+from library.files.stored_files import StoredFiles, layout_of, text_of
+from library.files.vector_stores import VectorStores
 from library.parsing import Layout
-from library.schema import FileRow, StoreFileRow
-from library.stored_files import StoredFiles, layout_of, text_of
-from library.vector_stores import VectorStores
+from library.storage.blobs import Blobs
+from library.storage.database import Database
+from library.storage.schema import FileRow, StoreFileRow
 from rapid.chat_messages import Document, DocumentRef
 from rapid.engine_status import Erasure
 from rapid.errors import BadRequest, DocumentNotReady, UnknownDocument

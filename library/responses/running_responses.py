@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import update
 
-from library.conversations import Conversations
-from library.database import Database
-from library.kept_responses import KeptResponses
+from library.responses.conversations import Conversations
+from library.responses.kept_responses import KeptResponses
+from library.responses.traces_of_files import erase_lost_files
 from library.room import measure
-from library.schema import ResponseRow
-from library.traces_of_files import erase_lost_files
+from library.storage.database import Database
+from library.storage.schema import ResponseRow
 
 LEASE_S = 15.0  # as that of a job on a file: many renewals may be late
 """How long a lease holds that is not renewed."""

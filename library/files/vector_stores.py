@@ -11,10 +11,10 @@ from typing import Any
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from library.database import Database
 from library.jobs import Jobs
-from library.listing import Cut, Page, list_page
-from library.schema import FileBatchRow, FileRow, StoreFileRow, VectorStoreRow
+from library.storage.database import Database
+from library.storage.listing import Cut, Page, list_page
+from library.storage.schema import FileBatchRow, FileRow, StoreFileRow, VectorStoreRow
 from rapid.errors import BadRequest, UnknownDocument
 
 _DAY_S = 86400  # seconds in a day

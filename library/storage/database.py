@@ -147,7 +147,7 @@ class Database:
 
     def _migrate(self, connection: Connection) -> None:
         config = Config()
-        config.set_main_option("script_location", "library:migrations")
+        config.set_main_option("script_location", "library.storage:migrations")
         config.attributes["connection"] = connection
         scripts = ScriptDirectory.from_config(config)
         held = MigrationContext.configure(connection).get_current_revision()

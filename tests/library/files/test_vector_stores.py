@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from library.blobs import Blobs
-from library.database import Database
 from library.library_access import Library
 from library.library_config import LibraryConfig
+from library.storage.blobs import Blobs
+from library.storage.database import Database
 from library.upkeep import verify
 from rapid.errors import UnknownDocument
 

@@ -12,10 +12,10 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 
-from library.database import Database
-from library.listing import Cut, Page, list_page
 from library.room import check_room, measure
-from library.schema import ConversationItemRow, ConversationRow
+from library.storage.database import Database
+from library.storage.listing import Cut, Page, list_page
+from library.storage.schema import ConversationItemRow, ConversationRow
 from rapid.errors import BadRequest, UnknownDocument
 
 _MOST_ITEM_BYTES = 4 * 2**20  # of one item that is put in by itself

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from library.conversations import Conversations
-from library.database import Database
-from library.kept_responses import KeptResponses
-from library.running_responses import LEASE_S, Growth, RunningResponses
+from library.responses.conversations import Conversations
+from library.responses.kept_responses import KeptResponses
+from library.responses.running_responses import LEASE_S, Growth, RunningResponses
+from library.storage.database import Database
 from rapid.errors import BadRequest, UnknownDocument
 
 NS = 10**9

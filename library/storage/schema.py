@@ -126,7 +126,7 @@ class FileBatchRow(Base):
 
 
 class DeletionRow(Base):
-    """The certificate of a deletion, under a hash of the file's id (`library.deletions`).
+    """The certificate of a deletion, under a hash of the file's id (`library.files.deletions`).
 
     Attributes:
         ended_at: When everything was gone; None until then.

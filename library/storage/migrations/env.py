@@ -1,8 +1,8 @@
-"""The environment of Alembic: `library.database` gives it a connection."""
+"""The environment of Alembic: `library.storage.database` gives it a connection."""
 
 from alembic import context
 
-from library.schema import Base
+from library.storage.schema import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

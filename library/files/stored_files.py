@@ -17,13 +17,13 @@ from typing import IO
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from library.blobs import Blobs
-from library.database import Database
 from library.jobs import Jobs
 from library.library_config import LibraryConfig
-from library.listing import Cut, Page, list_page
 from library.room import check_room
-from library.schema import FileRow, LimitsRow
+from library.storage.blobs import Blobs
+from library.storage.database import Database
+from library.storage.listing import Cut, Page, list_page
+from library.storage.schema import FileRow, LimitsRow
 from rapid.errors import BadRequest, BodyTooLarge, LibraryUnavailable, UnknownDocument
 
 _MOST_NAME_BYTES = 255  # what file systems take
