@@ -103,7 +103,7 @@ def check_qdrant(_: Machine, subject: Subject) -> CheckResult:
                 "warning",
                 f"{address} does not answer as Qdrant does ({first_line(error)}), and without it "
                 "nothing is retrieved",
-                "start it, or correct retrieval.stores.store.url and its api_key_env",
+                "start it, or correct retrieval.store.url and its api_key_env",
             )
         if tuple(map(int, version.split(".")[:2])) < OLDEST_QDRANT:
             least = ".".join(map(str, OLDEST_QDRANT))

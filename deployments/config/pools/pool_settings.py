@@ -96,7 +96,7 @@ class RetrieverPoolConfig(Frozen):
         if not self.retrieval.store.is_shared and self.pool.max_replicas > 1:
             raise ValueError(
                 "a local store lives in one retriever: set retriever.pool.max_replicas to 1, or "
-                "retrieval.stores.store to a Qdrant server"
+                "retrieval.store to a Qdrant server"
             )
         return self
 
