@@ -25,13 +25,9 @@ from ray.serve import Application
 from cluster.serve_internals import pin_version
 from deployments.config.named_models import read_application
 from deployments.config.plans import Plans, deployment_plans
+from deployments.config.pools.pool_settings import EnginePoolConfig
 from deployments.config.preflight import preflight
-from deployments.config.serve_config import (
-    AnySettings,
-    ApplicationConfig,
-    AppPart,
-    EnginePoolConfig,
-)
+from deployments.config.serve_config import AnySettings, ApplicationConfig, AppPart
 from deployments.config.serve_file import check
 from deployments.ingress_replica import IngressReplica
 from deployments.orchestrator.deployment import Orchestrator

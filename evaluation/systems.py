@@ -8,14 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rapid.config import (
-    MAX_DRAFT,
-    Finite,
-    Frozen,
-    KnownTransfer,
-    SpeculationConfig,
-    WindowDrafting,
-)
+from rapid.config import MAX_DRAFT, Finite, Frozen, KnownTransfer, SpeculationConfig, WindowDrafting
 
 Method = Literal["plain", "rag", "lossless", "fused", "paper"]
 DraftKind = Literal["drafter", "target", "naive", "window", "lookup"]

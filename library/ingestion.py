@@ -5,7 +5,7 @@
     uploaded ──read──> processed ──prefill──> its KV is on a target, if that was asked for
                 │           └────index, for each vector store──> completed
                 └────> error (the file cannot be read)     └────> failed
-    deleting ──delete──> bytes, text, vectors, KV and rows are gone (`library.deletions`)
+    deleting ──delete──> bytes, text, vectors, KV and rows are gone (`library.files.deletions`)
 
 Each step keeps its result and ends its job in one transaction: a worker that dies in between leaves
 a job that another one does again, and what it had put under a name is put there once more.
@@ -26,12 +26,12 @@ from typing import Protocol
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from library.deletions import Traces, is_pending
+from library.files.deletions import Traces, is_pending
+from library.files.stored_files import layout_of, original_of, text_of
 from library.jobs import LEASE_S, Jobs
 from library.library_access import Library
 from library.parsing import FileReaders, ParsedText, UnreadableFile
-from library.schema import FileRow, JobRow, StoreFileRow
-from library.stored_files import layout_of, original_of, text_of
+from library.storage.schema import FileRow, JobRow, StoreFileRow
 from rapid.chat_messages import Document, DocumentRef
 from rapid.engine_status import Erasure
 from rapid.errors import BadRequest, LibraryUnavailable, Overloaded, RapidError

@@ -15,8 +15,8 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from library.database import Database
-from library.schema import JobRow
+from library.storage.database import Database
+from library.storage.schema import JobRow
 
 LEASE_S = 15.0  # so long a file waits whose worker died; three renewals may be late
 """How long a lease holds that is not renewed."""

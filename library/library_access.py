@@ -10,18 +10,18 @@ from weakref import WeakSet
 
 from sqlalchemy import select
 
-from library.blobs import Blobs
-from library.conversations import Conversations
-from library.database import Database
-from library.deletions import Deletions
+from library.files.deletions import Deletions
+from library.files.stored_documents import StoredDocuments
+from library.files.stored_files import StoredFiles
+from library.files.vector_stores import VectorStores
 from library.jobs import Jobs
-from library.kept_responses import KeptResponses
 from library.library_config import LibraryConfig
-from library.running_responses import RunningResponses
-from library.schema import FileRow
-from library.stored_documents import StoredDocuments
-from library.stored_files import StoredFiles
-from library.vector_stores import VectorStores
+from library.responses.conversations import Conversations
+from library.responses.kept_responses import KeptResponses
+from library.responses.running_responses import RunningResponses
+from library.storage.blobs import Blobs
+from library.storage.database import Database
+from library.storage.schema import FileRow
 from rapid.chat_messages import Document, DocumentRef
 from rapid.engine_status import Erasure
 

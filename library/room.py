@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from library.schema import (
+from library.storage.schema import (
     ConversationItemRow,
     ConversationRow,
     FileRow,

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from library.files.stored_files import layout_of, original_of, text_of
 from library.jobs import JobKind
 from library.library_access import Library
-from library.schema import FileRow, JobRow, StoreFileRow
-from library.stored_files import layout_of, original_of, text_of
+from library.storage.schema import FileRow, JobRow, StoreFileRow
 
 _YOUNG_S = 3600.0  # bytes that came since may belong to an upload that is not complete
 

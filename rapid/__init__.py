@@ -8,8 +8,9 @@ if TYPE_CHECKING:
     from rapid.config import PromptLookup, SamplingConfig, SpeculationConfig, WindowDrafting
     from rapid.events import Reading
     from rapid.generation import Generation, generate, load
-    from rapid.pair import Answer, Pair
-    from rapid.pair import open_pair as open
+    from rapid.pair.pair import Pair
+    from rapid.pair.pair_opening import open_pair as open
+    from rapid.pair.pair_stream import Answer
     from rapid.transfers import register_transfer
 
 __all__ = [
@@ -34,7 +35,9 @@ _NAMES_OF = {
     "rapid.events": ("Reading",),
     "rapid.generation": ("Generation", "generate", "load"),
     "rapid.chat_messages": ("Document", "Message"),
-    "rapid.pair": ("Answer", "Pair", "open"),
+    "rapid.pair.pair_stream": ("Answer",),
+    "rapid.pair.pair": ("Pair",),
+    "rapid.pair.pair_opening": ("open",),
     "rapid.transfers": ("register_transfer",),
 }
 

@@ -1,6 +1,6 @@
 """The catalogue: models with a short name, where they come from, and where they lie here.
 
-A model is fetched by ``rapid models get`` only (`rapid.checkpoints.fetching`); nothing else
+A model is fetched by ``rapid models get`` only (`rapid.checkpoints.downloads`); nothing else
 downloads one of these files.
 """
 

@@ -15,11 +15,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rapid.answering.session import DraftNeeds, Session
-from rapid.answering.sources import PoolSource, Rereading, WitnessedSource, choose
+from rapid.answering.leases.session import DraftNeeds, Session
+from rapid.answering.leases.sources import PoolSource, Rereading, WitnessedSource, choose
 from rapid.checkpoints.vocabulary import check_same_vocabulary, pack_tokens
 from rapid.config import EngineConfig, OwnDrafting, SamplingConfig, SpeculationConfig
-from rapid.engines.forward.loading import LoadedModel, without_bars
+from rapid.engines.forward.weights.loading import LoadedModel, without_bars
 from rapid.engines.local_ports import LocalPool, make_engine
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import ConfigurationError, DrafterUnavailable

@@ -89,8 +89,8 @@ def plan_drafter_chat(
         messages: The chat, with at least one user message.
         budget_tokens: Tokens that retrieval may fill.
         count_tokens: Token count of the target's tokenizer.
-        question: The end of the last user message to keep, from `rapid.answering.excerpts.query`;
-            None keeps the whole message.
+        question: The end of the last user message to keep, from
+            `rapid.answering.prompt.excerpts.query`; None keeps the whole message.
 
     Raises:
         BadRequest: The chat has no user message.

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from transformers import AutoModelForCausalLM
 
 from rapid import reference
-from rapid.answering.request_plan import spell_words
+from rapid.answering.plan.request_plan import spell_words
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
 from rapid.checkpoints.gguf import is_gguf
 from rapid.checkpoints.vocabulary import num_ids, pack_tokens
@@ -29,7 +29,7 @@ from rapid.constraints.shaping import Shaping
 from rapid.errors import BadRequest
 from rapid.receipt import Origin
 from rapid.reference import Reader
-from rapid.requests import SamplingFields
+from rapid.requests.sampling_fields import SamplingFields
 from rapid.transfers import Transfer
 
 Ids = tuple[int, ...]

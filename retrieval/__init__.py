@@ -5,11 +5,12 @@ torch, FlagEmbedding and sentence-transformers are imported only where they are 
 """
 
 from rapid.chat_messages import Document
-from retrieval.bge_m3 import BGEM3Embedder
 from retrieval.chunking import Chunk, RetrievedChunk, chunk_text, hf_token_offsets
+from retrieval.composing import open_retriever, retrieve_context
 from retrieval.context import RetrievalTimings, RetrievedContext
-from retrieval.embedders import LexicalEmbedder, SentenceEmbedder, make_embedder
-from retrieval.embedding import Embedder, Embedding
+from retrieval.embeddings.bge_m3 import BGEM3Embedder
+from retrieval.embeddings.embedders import LexicalEmbedder, SentenceEmbedder, make_embedder
+from retrieval.embeddings.embedding import Embedder, Embedding
 from retrieval.retrieval_errors import (
     ChunksMissing,
     CollectionMismatch,
@@ -17,9 +18,9 @@ from retrieval.retrieval_errors import (
     RetrievalError,
     StoreUnavailable,
 )
-from retrieval.retriever import Retriever, open_retriever, retrieve_context
+from retrieval.retriever import Retriever
 from retrieval.settings import RetrievalConfig
-from retrieval.store import ChunkStore, StoredDocument
+from retrieval.stores.store import ChunkStore, StoredDocument
 
 __all__ = [
     "BGEM3Embedder",

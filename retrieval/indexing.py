@@ -13,10 +13,10 @@ from rapid.chat_messages import Document, DocumentRef
 from rapid.errors import RetrievalPending
 from rapid.events import Reading, Tell
 from retrieval.chunking import Chunk, TokenOffsets, chunk_text
-from retrieval.embedding import Embedder, Embedding
+from retrieval.embeddings.embedding import Embedder, Embedding
 from retrieval.retrieval_errors import EmbedderFailed
 from retrieval.settings import RetrievalConfig
-from retrieval.store import StoredDocument
+from retrieval.stores.store import StoredDocument
 
 _PASSAGES_AT_ONCE = 16  # between two turns of tenants: one forward pass of either model
 _TELL_S = 1.0  # between two reports of how many passages are embedded

@@ -24,7 +24,7 @@ from rapid.answering.raw_prompts import answer_prompts
 from rapid.checkpoints.text import ChatText
 from rapid.config import SERVED_DRAFTINGS, EngineConfig, ServedDrafting
 from rapid.engines.kv.cache import PagePool
-from rapid.engines.kv.lease_ledger import LeaseLedger
+from rapid.engines.kv.leases.lease_ledger import LeaseLedger
 from rapid.events import GenerationEvent, Reading
 from rapid.messages import GenerateRequest, LeaseRequest
 from retrieval import RetrievedChunk

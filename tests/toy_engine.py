@@ -19,8 +19,8 @@ import torch
 from rapid.config import EngineConfig
 from rapid.engine_status import EngineStatus, LeaseUsage
 from rapid.engines.kv.cache import PagePool
-from rapid.engines.kv.lease import Lease
-from rapid.engines.kv.lease_ledger import LeaseLedger
+from rapid.engines.kv.leases.lease import Lease
+from rapid.engines.kv.leases.lease_ledger import LeaseLedger
 from rapid.errors import LeaseNotFound, OutOfStep
 from rapid.messages import (
     DraftBlock,

@@ -34,14 +34,14 @@ from benchmarks.engine.filled import random_model
 from benchmarks.reporting import keep, ratios, settings, shown, spread, table
 from evaluation.texts.text_questions import document_names, document_text, questions_of
 from rapid.answering.passage_gate import ask_generated, compute_share_kept, measure_overlaps
-from rapid.answering.prompting import RequestPrompts
+from rapid.answering.prompt.prompting import RequestPrompts
 from rapid.chat_messages import Document, Message
 from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.errors import RapidError
 from rapid.messages import GenerateRequest, LeaseRequest, Terms, as_prompt
-from rapid.pair import Pair
+from rapid.pair.pair import Pair
 from retrieval import RetrievalConfig, open_retriever
 
 VOCAB, HEAD, PASSAGE, QUESTION, BLOCK = 4096, 24, 128, 32, 10  # tokens

@@ -25,7 +25,7 @@ from benchmarks.decoding.embedded_prompts import prompts
 from benchmarks.reporting import keep, ratios, table
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import load_model
+from rapid.engines.forward.weights.loading import load_model
 from rapid.engines.local_ports import EngineDrafter, EngineVerifier
 from rapid.messages import LeaseRequest, Terms, as_prompt
 from rapid.speculation.loop import speculate

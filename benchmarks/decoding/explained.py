@@ -19,7 +19,7 @@ from typing import Any
 import rapid
 from benchmarks.reporting import keep, ratios, shown, spread, table
 from rapid.embedded.generator import generate_document
-from rapid.pair import Pair
+from rapid.pair.pair import Pair
 
 MODES = ("plain", "rag", "lossless", "fused")
 NUM_TOKENS = 96

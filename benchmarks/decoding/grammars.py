@@ -38,7 +38,7 @@ from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.constraints.grammars import Grammars, GrammarShaping
 from rapid.constraints.structured_outputs import compile_schema
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import LoadedModel
+from rapid.engines.forward.weights.loading import LoadedModel
 from rapid.engines.local_ports import EngineDrafter, EngineVerifier
 from rapid.messages import LeaseRequest, Terms, as_prompt
 from rapid.speculation.loop import speculate

@@ -46,7 +46,7 @@ from benchmarks.reporting import keep, ratios, shown, spread, table
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.embedded import DRAFTER, TARGET
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import LoadedModel, load_model
+from rapid.engines.forward.weights.loading import LoadedModel, load_model
 from rapid.engines.local_ports import EngineDrafter, EngineVerifier
 from rapid.messages import LeaseRequest, Terms, as_prompt
 from rapid.speculation.loop import speculate

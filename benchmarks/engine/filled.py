@@ -22,9 +22,9 @@ from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.attention import ragged as attention
 from rapid.engines.attention.batch import Feed
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import LoadedModel, load_model
+from rapid.engines.forward.weights.loading import LoadedModel, load_model
 from rapid.engines.kv.cache import KVLayout
-from rapid.engines.kv.lease import Lease
+from rapid.engines.kv.leases.lease import Lease
 from rapid.engines.work.base import Work
 from rapid.messages import LeaseRequest, Terms, as_prompt
 

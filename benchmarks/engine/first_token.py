@@ -40,7 +40,7 @@ from benchmarks.engine.random_checkpoint import save_random_llama
 from benchmarks.reporting import keep, ratios, shown, spread, table
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import LoadedModel, load_model
+from rapid.engines.forward.weights.loading import LoadedModel, load_model
 from rapid.messages import LeaseRequest, Terms, as_prompt
 
 QUESTION_TOKENS, MAX_TOKENS, PAGE_TOKENS = 64, 4, 16

@@ -35,7 +35,7 @@ from rapid.engines.attention.triton_kernel import (
     first_launch,
 )
 from rapid.engines.attention.work_items import ITEM, ROW, TILES, tiling_of
-from rapid.engines.forward import layer_kernels
+from rapid.engines.forward.layers import layer_kernels
 from rapid.speculation.fast import race_kernels, row_kernels
 
 CAPABILITIES = (80, 90)

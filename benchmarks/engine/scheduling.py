@@ -27,7 +27,7 @@ from benchmarks.engine.random_checkpoint import save_random_llama
 from benchmarks.reporting import keep, ratios, shown, spread, table
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import load_model
+from rapid.engines.forward.weights.loading import load_model
 from rapid.messages import LeaseRequest, Terms, as_prompt
 
 VOCAB, STEP_TOKENS = 1024, 512

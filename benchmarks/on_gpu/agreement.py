@@ -14,10 +14,10 @@ from rapid.engines.attention import ragged as attention
 from rapid.engines.attention.batch import Feed
 from rapid.engines.attention.cuda import choose_kernels
 from rapid.engines.attention.survey import KernelCandidate
-from rapid.engines.forward.buckets import padding_pages
-from rapid.engines.forward.cuda_graphs import GraphCapture
-from rapid.engines.forward.decoder import layer_kernels_of
-from rapid.engines.forward.layer_operations import LayerOperations
+from rapid.engines.forward.graphs.buckets import padding_pages
+from rapid.engines.forward.graphs.cuda_graphs import GraphCapture
+from rapid.engines.forward.layers.decoder import layer_kernels_of
+from rapid.engines.forward.layers.layer_operations import LayerOperations
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 from rapid.speculation.fast.step import has_kernels

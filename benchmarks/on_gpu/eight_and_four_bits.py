@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.on_gpu.bench import Bench
 from benchmarks.on_gpu.steps import serve
-from rapid.engines.forward import four_bits
-from rapid.engines.forward.products import FP8_CAPABILITY, Method, Product, quantize_weight
+from rapid.engines.forward.linear import four_bits
+from rapid.engines.forward.linear.products import FP8_CAPABILITY, Method, Product, quantize_weight
 
 
 def quantized_products(bench: Bench) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.on_gpu.bench import Bench, OutOfTime
 from benchmarks.on_gpu.steps import serve
-from rapid.engines.forward.products import Method
+from rapid.engines.forward.linear.products import Method
 
 
 def prefill(bench: Bench) -> None:

@@ -16,12 +16,12 @@ import torch
 from benchmarks.on_gpu.bench import Bench, layout_of
 from benchmarks.on_gpu.served import PAGE
 from rapid.engines.attention.survey import device_ms
-from rapid.engines.forward.cuda_graphs import GraphCapture
-from rapid.engines.forward.decoder import layer_kernels_of
-from rapid.engines.forward.group import Group
-from rapid.engines.forward.layer_operations import LayerOperations
-from rapid.engines.forward.meeting import InFile
-from rapid.engines.forward.products import FP8_CAPABILITY, AnyProduct, Product, quantize_weight
+from rapid.engines.forward.graphs.cuda_graphs import GraphCapture
+from rapid.engines.forward.layers.decoder import layer_kernels_of
+from rapid.engines.forward.layers.layer_operations import LayerOperations
+from rapid.engines.forward.linear import products
+from rapid.engines.forward.sharding.group import Group
+from rapid.engines.forward.sharding.meeting import InFile
 from rapid.engines.kv.cache import KVCache
 
 CALLS = 32  # in one graph: each takes a few microseconds
@@ -51,7 +51,7 @@ def small_operations(bench: Bench) -> None:
     angles, activation = (draw(1, 1, head_dim), draw(1, 1, head_dim)), torch.nn.SiLU()
     cache, slots = KVCache(layout_of(bench, "8B", 1), 1, PAGE), torch.zeros(1, device=device).long()
 
-    def layer_ms(into: AnyProduct) -> float:
+    def layer_ms(into: products.AnyProduct) -> float:
         def layers() -> torch.Tensor:
             for _ in range(CALLS):
                 operations.add_norm(hidden, hidden, None, weight, into)
@@ -64,11 +64,11 @@ def small_operations(bench: Bench) -> None:
         return bench.kernel_ms(GraphCapture()(layers) if bench.is_cuda else layers) / CALLS
 
     matrix = draw(16, width)
-    ms = layer_ms(Product(matrix))
+    ms = layer_ms(products.Product(matrix))
     bench.lose("layer_s", ms)  # without the merge of attention's parts, which `kv_share` has
     told = f"{1e3 * ms:.1f} us"
-    if not bench.is_cuda or torch.cuda.get_device_capability() >= FP8_CAPABILITY:
-        more = layer_ms(Product(*quantize_weight(matrix, "fp8"))) - ms
+    if not bench.is_cuda or torch.cuda.get_device_capability() >= products.FP8_CAPABILITY:
+        more = layer_ms(products.Product(*products.quantize_weight(matrix, "fp8"))) - ms
         bench.lose("fp8_layer_s", more)
         told += f"; {1e3 * more:.1f} us more into fp8 weights"
     bench.say("a layer's operations beside products and attention", told)

@@ -10,7 +10,7 @@ import torch
 
 from rapid.engines.attention.batch import Feed
 from rapid.engines.attention.kernel_inputs import Kernels
-from rapid.engines.forward.cuda_graphs import GraphCapture
+from rapid.engines.forward.graphs.cuda_graphs import GraphCapture
 from rapid.engines.forward.runner import Runner
 from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 

@@ -13,9 +13,9 @@ from benchmarks.on_gpu.served import PAGE, Served, questions_of
 from rapid.engines.attention import ragged as attention
 from rapid.engines.attention.cases import randomise
 from rapid.engines.attention.cuda import choose_kernels
-from rapid.engines.forward.buckets import padding_pages
-from rapid.engines.forward.decoder import decoder_of
-from rapid.engines.forward.products import Method, quantize
+from rapid.engines.forward.graphs.buckets import padding_pages
+from rapid.engines.forward.layers.decoder import decoder_of
+from rapid.engines.forward.linear.products import Method, quantize
 from rapid.engines.kv.cache import KVCache
 
 

@@ -27,12 +27,12 @@ from typing import Any
 import httpx
 import yaml
 
+import rapid
 from benchmarks.reporting import ROOT, keep, settings, shown, spread, table
 from evaluation.loaders.real_text import load
 from evaluation.tasks import Source
 from rapid.chat_messages import Document
 from rapid.config import EngineConfig, SpeculationConfig
-from rapid.pair import Pair, open_pair
 from retrieval import RetrievalConfig
 
 DOCUMENT = "general-public-license"
@@ -41,11 +41,11 @@ MAX_TOKENS = 24
 PARTS = ("retrieval", "target_prefill", "drafter_prefill")
 
 
-def opened(dtype: str) -> Pair:
+def opened(dtype: str) -> rapid.Pair:
     """Open the target of `own-text.yaml`, which drafts for itself."""
     config = ROOT / "cluster/configs/own-text.yaml"
     args = yaml.safe_load(config.read_text())["applications"][0]["args"]
-    return open_pair(
+    return rapid.open(
         EngineConfig(**args["target"]["engine"] | {"dtype": dtype}),
         retrieval=RetrievalConfig(**args["retriever"]["retrieval"]),
         speculation=SpeculationConfig(**args["speculation"]),
@@ -69,7 +69,7 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def ask(pair: Pair, document: Document, question: str, mode: Any) -> dict[str, Any]:
+def ask(pair: rapid.Pair, document: Document, question: str, mode: Any) -> dict[str, Any]:
     """Return the seconds until the first text and until the last, and milliseconds by part."""
     began, used = time.perf_counter(), cpu_s()
     stream = pair.stream(

@@ -46,7 +46,7 @@ from rapid.chat_messages import Document, Message
 from rapid.config import EngineConfig
 from rapid.embedded.generator import generate_document
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import load_model
+from rapid.engines.forward.weights.loading import load_model
 from rapid.events import Finished, TextDelta
 from rapid.messages import GenerateRequest, SpeculationRequest
 from rapid.receipt import ChoiceStatistics, Receipt

@@ -20,7 +20,7 @@ from deployments.cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    from rapid.checkpoints.fetching import Progress
+    from rapid.checkpoints.downloads.fetching import Progress
 
 app = typer.Typer(no_args_is_help=True, help="Fetch models, and use them by their short names.")
 
@@ -29,7 +29,7 @@ app = typer.Typer(no_args_is_help=True, help="Fetch models, and use them by thei
 def list_models(as_json: AsJson = False) -> None:
     """List the models of the catalogue, and which of them are on this machine."""
     from rapid.catalogue import CATALOGUE, models_folder
-    from rapid.checkpoints.fetching import find_fetched
+    from rapid.checkpoints.downloads.fetching import find_fetched
 
     models_folder()  # refuses a RAPID_HOME that cannot be, before anything is printed
     if as_json:
@@ -75,7 +75,7 @@ def get(
 ) -> None:
     """Fetch models where they are not here yet, check their hashes, and say where they lie."""
     from rapid.catalogue import find
-    from rapid.checkpoints.fetching import FetchFailed, fetch
+    from rapid.checkpoints.downloads.fetching import FetchFailed, fetch
 
     try:
         entries = [find(name) for name in names]
@@ -93,7 +93,7 @@ def get(
 def path(name: Annotated[str, typer.Argument(help="A name of 'rapid models list'.")]) -> None:
     """Print where a fetched model lies."""
     from rapid.catalogue import find
-    from rapid.checkpoints.fetching import find_fetched
+    from rapid.checkpoints.downloads.fetching import find_fetched
 
     entry = find(name)
     path = find_fetched(entry)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from deployments.cli.server.stages import Stages
     from deployments.config.plans import Effect
     from deployments.config.serve_config import ApplicationConfig
-    from rapid.config import AnyEngineConfig
+    from rapid.vllm_config import AnyEngineConfig
 
 _STOP_TIMEOUT_S = 90.0  # for a server to finish after `rapid stop`
 _RAY_STARTS = 3  # Ray gives itself 30 s each time
@@ -58,7 +58,7 @@ def check_config(config: Config = Path("serve_config.yaml")) -> None:
 def _tell(engine: AnyEngineConfig) -> str:
     """Return an engine's model, with how it is stored where that is quantized, or who runs it."""
     from rapid.checkpoints.facts import read_model_facts
-    from rapid.config import VllmConfig
+    from rapid.vllm_config import VllmConfig
 
     if isinstance(engine, VllmConfig):
         return f"{engine.model} ({engine.kind})"

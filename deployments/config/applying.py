@@ -14,8 +14,9 @@ from typing import Any
 
 from deployments.config.named_models import read_application
 from deployments.config.plans import Effect, Plans, deployment_plans, effects
+from deployments.config.pools.pool_settings import EnginePoolConfig
 from deployments.config.preflight import preflight
-from deployments.config.serve_config import ApplicationConfig, AppPart, EnginePoolConfig
+from deployments.config.serve_config import ApplicationConfig, AppPart
 from deployments.config.serve_file import applications_of, name_of
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary

@@ -13,14 +13,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
-from deployments.config.serve_config import (
-    ApplicationConfig,
-    AppPart,
-    EnginePoolConfig,
-    RetrieverPoolConfig,
-    ServeConfig,
-    ServedModel,
-)
+from deployments.config.pools.pool_settings import EnginePoolConfig, RetrieverPoolConfig
+from deployments.config.serve_config import ApplicationConfig, AppPart, ServeConfig, ServedModel
 from rapid.config import SERVED_DRAFTINGS, Finite, Frozen, SpeculationConfig
 from rapid.config_errors import validate
 

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from cluster.placement import PoolConfig, deployment_options, engine_options
 from cluster.versions import version_of
-from deployments.config.serve_config import ApplicationConfig, EnginePoolConfig
+from deployments.config.pools.pool_settings import EnginePoolConfig
+from deployments.config.serve_config import ApplicationConfig
 
 Effect = Literal["starts", "ends", "rolls", "live"]
 

@@ -7,22 +7,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cluster.placement import PoolConfig
-from deployments.config.serve_config import (
-    ApplicationConfig,
-    AppPart,
-    EnginePoolConfig,
-    ServedModel,
-)
+from deployments.config.pools.pool_settings import EnginePoolConfig
+from deployments.config.serve_config import ApplicationConfig, AppPart, ServedModel
 from rapid.catalogue import check_fetched
+from rapid.checkpoints.downloads.hub import check_available
 from rapid.checkpoints.facts import check_vllm, read_model_facts
 from rapid.checkpoints.files import checkpoint_source, read_temperature
-from rapid.checkpoints.hub import check_available
 from rapid.checkpoints.memory import check_fits, free_bytes, memory_needs, plan_pages
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
-from rapid.config import EngineConfig, VllmConfig
+from rapid.config import EngineConfig
 from rapid.errors import ConfigurationError
 from rapid.planning.plan import MemoryNeed
+from rapid.vllm_config import VllmConfig
 from retrieval.settings import LexicalEmbedderConfig
 
 Config = TypeVar("Config", bound=ApplicationConfig)

@@ -21,7 +21,7 @@ from deployments.orchestrator.ray_services import RayServices
 from library.library_access import LibraryAccess
 from library.library_config import LibraryConfig
 from rapid.answering.answers import gather_deltas
-from rapid.answering.prompt_tokens import TokenizedPrompt
+from rapid.answering.prompt.prompt_tokens import TokenizedPrompt
 from rapid.answering.raw_prompts import answer_prompts
 from rapid.answering.request import RequestRun
 from rapid.chat_messages import DocumentRef, Message
@@ -30,7 +30,7 @@ from rapid.errors import BadRequest, Overloaded, RapidError
 from rapid.events import Finished, GenerationEvent, Started
 from rapid.messages import GenerateRequest, SpeculationRequest, new_call_id
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.relevance import TextVectors
+from retrieval.embeddings.relevance import TextVectors
 
 Refusal = BadRequest | Overloaded
 """What is the last event of a request that is refused: Serve logs what is raised as an error."""

@@ -16,7 +16,7 @@ from rapid.errors import DrafterUnavailable, RapidError, RetrievalUnavailable
 from rapid.events import Reading, Tell
 from rapid.messages import new_call_id
 from retrieval.context import RetrievedContext
-from retrieval.relevance import TextVectors
+from retrieval.embeddings.relevance import TextVectors
 
 _SHORT_CHARS = 2**16  # a text within Ray's 100 KB for arguments in the call, which costs no wait
 _INDEXING_SHARE = 0.9  # of `retrieval_wait_s`; the rest is for the retriever's answer

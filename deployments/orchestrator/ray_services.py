@@ -8,21 +8,21 @@ from collections.abc import Sequence
 from ray.serve.handle import DeploymentHandle
 
 from cluster.placement import num_queued
-from deployments.config.serve_config import EnginePoolConfig, OrchestratorPoolConfig, ServeConfig
+from deployments.config.pools.pool_settings import EnginePoolConfig, OrchestratorPoolConfig
+from deployments.config.serve_config import ServeConfig
 from deployments.orchestrator.lease_queue import LeaseQueue
 from deployments.orchestrator.ray_pools import RayPool
 from deployments.orchestrator.ray_retrieval import RayRetrieval
 from deployments.orchestrator.ray_verifiers import VerifierSettings
 from deployments.pools.passage_reports import keep_gate
 from library.library_access import LibraryAccess
-from rapid.answering.pair_pools import Pools
+from rapid.answering.leases.pair_pools import Pools
+from rapid.answering.leases.sources import Drafts
 from rapid.answering.passage_gate import PassageGate
-from rapid.answering.prompting import RequestPrompts
+from rapid.answering.prompt.prompting import RequestPrompts
 from rapid.answering.services import Services
-from rapid.answering.sources import Drafts
 from rapid.chat_messages import DocumentRef
 from rapid.checkpoints.text import ChatText
-from rapid.config import VllmConfig
 from rapid.documents import InlineDocuments
 from rapid.errors import (
     DrafterUnavailable,
@@ -34,9 +34,10 @@ from rapid.errors import (
 from rapid.estimators import Patience
 from rapid.ports import DocumentResolver
 from rapid.speculation.pace.round_costs import RoundCosts
+from rapid.vllm_config import VllmConfig
 from retrieval.chunking import Chunk, RetrievedChunk
+from retrieval.embeddings.relevance import TextVectors
 from retrieval.indexing import cut_document
-from retrieval.relevance import TextVectors
 from retrieval.settings import RetrievalConfig
 
 

@@ -28,7 +28,6 @@ from deployments.logs import about_lease, engine_logging
 from deployments.metrics import EngineMetrics
 from deployments.pools.nodes import Nodes, in_bundle
 from deployments.pools.shared_calls import Asked, EndedCall, Mailboxes
-from rapid.config import AnyEngineConfig, VllmConfig
 from rapid.engine_status import EngineStatus, Erasure, LeaseUsage
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound
 from rapid.messages import (
@@ -39,6 +38,7 @@ from rapid.messages import (
     TargetLogits,
     Verdict,
 )
+from rapid.vllm_config import AnyEngineConfig, VllmConfig
 
 if TYPE_CHECKING:
     from rapid.engines.engine import Engine

@@ -8,7 +8,7 @@ from cluster.leases import LeasingReplica
 from cluster.placement import PoolConfig
 from deployments.logs import log_with_serve
 from deployments.pools.engine_actor import EngineFactory, load_engine, start_engine
-from rapid.config import AnyEngineConfig
+from rapid.vllm_config import AnyEngineConfig
 
 
 class EngineReplica(LeasingReplica):

@@ -142,7 +142,7 @@ class OrchestratorReader:
 
 
 class ProcessTraces:
-    """A `library.deletions.Traces` over all engines and replicas that run in this cluster.
+    """A `library.files.deletions.Traces` over all engines and replicas that run in this cluster.
 
     They are of all applications that keep files or have engines: a canary shares the library. Each
     is told by itself, as none may be left out. Applications of others in the cluster are not asked.

@@ -32,8 +32,8 @@ from retrieval import (
     Retriever,
     open_retriever,
 )
+from retrieval.embeddings.relevance import TextVectors, name_embedder, score_relevance
 from retrieval.indexing import key_of
-from retrieval.relevance import TextVectors, name_embedder, score_relevance
 
 logger = logging.getLogger(__name__)
 

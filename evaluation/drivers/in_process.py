@@ -17,13 +17,13 @@ from evaluation.items import Item
 from evaluation.results import Result
 from evaluation.systems import System
 from evaluation.tasks import Condition, Task
-from rapid.answering.session import DraftNeeds, DraftSource, Holding, Role, Session
-from rapid.answering.sources import Drafts, Rereading, choose
+from rapid.answering.leases.session import DraftNeeds, DraftSource, Holding, Role, Session
+from rapid.answering.leases.sources import Drafts, Rereading, choose
 from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.vocabulary import check_same_vocabulary
 from rapid.config import EngineConfig, PromptLookup, SamplingConfig
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import LoadedModel, check_memory
+from rapid.engines.forward.weights.loading import LoadedModel, check_memory
 from rapid.engines.local_ports import LocalPool, make_engine
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import EngineFailed, RapidError

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from evaluation.corruption import choose_unrelated, corrupt
 from evaluation.items import Item
 from evaluation.tasks import DAY, Condition, RetrievalSettings, Task
-from rapid.answering.excerpts.search_plan import plan_search
+from rapid.answering.prompt.excerpts.search_plan import plan_search
 from rapid.chat_messages import Document, Message
 from rapid.checkpoints.text import ChatText
 from rapid.errors import ConfigurationError

@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from library.accounts.audit_trail import record_act
 from library.accounts.callers import SCOPES, Caller, hash_key, make_key
-from library.database import Database
-from library.schema import KeyRow
+from library.storage.database import Database
+from library.storage.schema import KeyRow
 from rapid.errors import UnknownKey
 
 _BY_HASH = select(KeyRow.__table__).where(KeyRow.sha256 == bindparam("presented"))

@@ -7,8 +7,8 @@ import time
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from library.database import Database
-from library.schema import AuditRow
+from library.storage.database import Database
+from library.storage.schema import AuditRow
 
 
 def record_act(session: AsyncSession, actor: str, action: str, subject: str) -> None:

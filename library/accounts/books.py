@@ -12,8 +12,8 @@ from library.accounts import api_keys
 from library.accounts.callers import Caller
 from library.accounts.tenant_limits import read_limits
 from library.accounts.usage_ledger import UsageEntry, record_usage
-from library.database import Database
-from library.schema import LimitsRow
+from library.storage.database import Database
+from library.storage.schema import LimitsRow
 from rapid.errors import RapidError
 
 _log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from sqlalchemy import select
 
 from library.accounts.audit_trail import record_act
-from library.database import Database
-from library.schema import LimitsRow
+from library.storage.database import Database
+from library.storage.schema import LimitsRow
 
 LIMITS = tuple(each.name for each in LimitsRow.__table__.columns if each.nullable)
 _OVERLAP_NS = 30 * 10**9  # a clock may be behind, and a transaction is seen after its `changed`

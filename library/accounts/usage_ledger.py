@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 
 from sqlalchemy import case, func, or_, select
 
-from library.database import Database
-from library.schema import UsageRow
+from library.storage.database import Database
+from library.storage.schema import UsageRow
 
 Grouping = Literal["tenant", "day", "key_id", "model"]
 GROUPINGS: tuple[Grouping, ...] = get_args(Grouping)

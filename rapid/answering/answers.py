@@ -10,11 +10,12 @@ from functools import partial
 from hashlib import blake2b
 from itertools import groupby
 
-from rapid.answering.spoken_thinking import SpokenThinkingStream
-from rapid.answering.thinking_stream import ThinkingStream
+from rapid.answering.thinking.spoken_thinking import SpokenThinkingStream
+from rapid.answering.thinking.thinking_stream import ThinkingStream
 from rapid.calling.call_reader import CallPiece, CallReader
-from rapid.checkpoints.text import ChatText, TextStream
+from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.thinking_marks import SpokenMarks
+from rapid.checkpoints.token_texts import TextStream
 from rapid.errors import GrammarTooComplex
 from rapid.events import (
     LENGTH,

@@ -15,9 +15,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rapid.answering.pair_pools import Pools
-from rapid.answering.prompting import RequestPrompts
-from rapid.answering.session import Holding, Role, Session
+from rapid.answering.leases.pair_pools import Pools
+from rapid.answering.leases.session import Holding, Role, Session
+from rapid.answering.prompt.prompting import RequestPrompts
 from rapid.chat_messages import Document, Message
 from rapid.config import OwnDrafting, SamplingConfig, SpeculationConfig
 from rapid.embedded.generator import generate_document

@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from rapid.answering.decisions import Decision, Evidence, decide, decide_without_reader
-from rapid.answering.prompting import NOTHING, DrafterPrompt
+from rapid.answering.leases.sources import WitnessedSource, choose
+from rapid.answering.mode.decisions import Decision, Evidence, decide, decide_without_reader
+from rapid.answering.prompt.prompting import NOTHING, DrafterPrompt
 from rapid.answering.run import Run
-from rapid.answering.sources import WitnessedSource, choose
 from rapid.errors import PromptTooLong
 from rapid.events import Reading
 from rapid.messages import GenerateRequest

@@ -22,10 +22,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from rapid.answering.citing import cite
-from rapid.answering.explaining import explain
 from rapid.answering.readings import Readings
-from rapid.answering.receipts import receipt_of
+from rapid.answering.receipt.citing import cite
+from rapid.answering.receipt.explaining import explain
+from rapid.answering.receipt.receipts import receipt_of
 from rapid.answering.request_leases import LOSSES, Leases
 from rapid.answering.rounds import Rounds
 from rapid.answering.run import Run

@@ -17,14 +17,14 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from rapid.answering.answerable import read_log_odds, terms_of
-from rapid.answering.decisions import FUSING, Decision, decide_by_reading, without_drafter
-from rapid.answering.document_keys import affinity_of
-from rapid.answering.prompting import DrafterPrompt
+from rapid.answering.leases.document_keys import affinity_of
+from rapid.answering.leases.session import DraftNeeds, Holding
+from rapid.answering.leases.sources import choose
+from rapid.answering.mode.answerable import read_log_odds, terms_of
+from rapid.answering.mode.decisions import FUSING, Decision, decide_by_reading, without_drafter
+from rapid.answering.prompt.prompting import DrafterPrompt
 from rapid.answering.readings import Readings
 from rapid.answering.run import Run
-from rapid.answering.session import DraftNeeds, Holding
-from rapid.answering.sources import choose
 from rapid.config import OwnDrafting
 from rapid.errors import (
     DrafterUnavailable,

@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
 from rapid.answering.answers import GrowingAnswer, merge_answers, spell
-from rapid.answering.prompting import DrafterPrompt
+from rapid.answering.leases.session import DraftNeeds, DraftSource, Holding
+from rapid.answering.leases.sources import LookupSource, PoolSource, Rereading, WitnessedSource
+from rapid.answering.prompt.prompting import DrafterPrompt
 from rapid.answering.readings import Readings
 from rapid.answering.request_leases import Leases
 from rapid.answering.run import Run, cause_of
-from rapid.answering.session import DraftNeeds, DraftSource, Holding
-from rapid.answering.sources import LookupSource, PoolSource, Rereading, WitnessedSource
 from rapid.chat_messages import Document
 from rapid.errors import (
     DrafterHangs,

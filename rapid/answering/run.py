@@ -6,11 +6,11 @@ import logging
 from dataclasses import dataclass, field, replace
 
 from rapid.answering.answers import GrowingAnswer
-from rapid.answering.decisions import FUSING, Decision, without_drafter
-from rapid.answering.request_plan import RequestPlan, check_thinking, rule_thinking
+from rapid.answering.leases.session import DraftSource, Role, Session
+from rapid.answering.leases.sources import LookupSource
+from rapid.answering.mode.decisions import FUSING, Decision, without_drafter
+from rapid.answering.plan.request_plan import RequestPlan, check_thinking, rule_thinking
 from rapid.answering.services import Services
-from rapid.answering.session import DraftSource, Role, Session
-from rapid.answering.sources import LookupSource
 from rapid.calling.call_forms import compile_calls
 from rapid.calling.tagged_reader import open_reader
 from rapid.checkpoints.text import ChatText

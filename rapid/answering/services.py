@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rapid.answering.pair_pools import Pools
+from rapid.answering.leases.pair_pools import Pools
 from rapid.answering.passage_gate import PassageGate
-from rapid.answering.prompting import RequestPrompts
+from rapid.answering.prompt.prompting import RequestPrompts
 from rapid.config import AnsweringConfig, SpeculationConfig
 from rapid.estimators import Patience
 from rapid.speculation.pace.round_costs import RoundCosts

@@ -27,7 +27,8 @@ from rapid.chat_messages import (
 from rapid.constraints.schemas.schema_checks import TOO_DEEP, UnusableGrammar, is_too_deep
 from rapid.constraints.structured_outputs import check_schemas
 from rapid.errors import BadRequest
-from rapid.requests import MAX_NAME, Fields, Text, Turn, refuse
+from rapid.requests.chat_fields import Turn
+from rapid.requests.request_fields import MAX_NAME, Fields, Text, refuse
 
 MOST_TOOLS = 128  # as in the API of OpenAI
 _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")  # as in the API of OpenAI; templates quote it bare

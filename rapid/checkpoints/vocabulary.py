@@ -12,7 +12,7 @@ from rapid.errors import ConfigurationError
 
 
 class Vocabulary(Protocol):
-    """The vocabulary of a model, as `rapid.engines.forward.loading.LoadedModel` has one."""
+    """The vocabulary of a model, as `rapid.engines.forward.weights.loading.LoadedModel` has one."""
 
     @property
     def tokenizer(self) -> Any:

@@ -23,12 +23,13 @@ from rapid.engines.execution.replies import Reply
 from rapid.engines.execution.scheduling import Scheduler
 from rapid.engines.execution.state import Ending, EngineState, Erasing
 from rapid.engines.execution.work_spans import trace_work
-from rapid.engines.forward.loading import LoadedModel, plan_rings
 from rapid.engines.forward.opening import open_passages
+from rapid.engines.forward.weights.loading import LoadedModel, plan_rings
 from rapid.engines.kv.cache import PagePool
-from rapid.engines.kv.lease import Lease
-from rapid.engines.kv.lease_ledger import LeaseLedger
+from rapid.engines.kv.leases.lease import Lease
+from rapid.engines.kv.leases.lease_ledger import LeaseLedger
 from rapid.engines.kv.rings import KeptWindows, RingPool
+from rapid.engines.kv.tiers.lower_tiers import LowerTiers
 from rapid.engines.parallel.leading import open_disk_tier, open_leading_runner
 from rapid.engines.work.base import Commit, Work
 from rapid.engines.work.drafting import Decode, Draft
@@ -130,6 +131,7 @@ class Engine:
         runner.watch(self._compute.close_lost)
         self._compute.start()
         self._disk = disk
+        self._tiers = LowerTiers(config.page_tokens, host, disk, self._passages)
         if disk is not None:
             disk.start(self._state.look)
 
@@ -234,7 +236,7 @@ class Engine:
             costs, totals = self._state.scheduler.costs, self._state.scheduler.totals
             return replace(
                 self._state.ledger.status(),
-                **self._tiers(),
+                **self._tiers.count_tokens(),
                 prefill_tokens_per_s=costs.prefill_tokens_per_s,
                 step_s=costs.base_s.value or 0.0,
                 ahead_hits=self._state.ahead_hits,
@@ -246,27 +248,6 @@ class Engine:
                 tokens_drawn=totals.drawn,
                 tokens_specified=totals.specified,
             )
-
-    def _tiers(self) -> dict[str, int]:
-        """Return the tokens in host memory and on disk, and those that came back from there."""
-        host, disk, tokens = self._host, self._disk, self._config.page_tokens
-        found: dict[str, int] = {}
-        if host is not None:
-            found |= {
-                "host_tokens": tokens * len(host),
-                "host_tokens_restored": tokens * host.num_restored,
-            }
-        if (passages := self._passages) is not None:
-            found |= {
-                "passage_tokens": passages.num_tokens,
-                "passage_tokens_placed": passages.num_placed,
-            }
-        if disk is not None:
-            found |= {
-                "disk_tokens": tokens * len(disk.files),
-                "disk_tokens_read": tokens * disk.num_read,
-            }
-        return found
 
     async def forget(self, documents: Collection[str]) -> tuple[Erasure, ...]:
         """Drop the KV of all prompts that hold any of some documents, from every tier.
@@ -289,25 +270,14 @@ class Engine:
             removed = Reply()
             self._disk.remove(documents, removed.settle)
             on_disk = cast(int, await removed.future)
-        cache, host, disk = self._compute.runner.cache, self._host, self._disk
+        cache = self._compute.runner.cache
         with self._state.guard:
             num_bytes = cache.layout.num_bytes(cache.num_slots, cache.num_ring_slots)
             ledger = self._state.ledger
             is_in_use = erasing.had_readers or ledger.has_readers(documents)
             is_in_use = is_in_use or ledger.prefixes.is_in_use(documents)
-            pending = "in use" if is_in_use else None
-            erasures = [Erasure("memory", num_bytes, found["memory"], pending)]
-            if host is not None:
-                pending = "being copied" if host.is_dirty else pending
-                size = host.page_bytes * len(host)
-                erasures.append(Erasure("host memory", size, found["host memory"], pending))
-            if (passages := self._passages) is not None:
-                held = "in use" if is_in_use else None
-                found_there = found["passages"]
-                erasures.append(Erasure("passages", passages.num_bytes, found_there, held))
-            if disk is not None:
-                erasures.append(Erasure("disk", disk.files.num_bytes, on_disk, pending))
-        return tuple(erasures)
+            memory = Erasure("memory", num_bytes, found["memory"], "in use" if is_in_use else None)
+            return memory, *self._tiers.list_erasures(found, on_disk, is_in_use=is_in_use)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every page and lease is accounted for."""

@@ -12,7 +12,7 @@ from typing import Any
 from rapid.config import WindowDrafting
 from rapid.engine_status import LeaseUsage
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import LoadedModel
+from rapid.engines.forward.weights.loading import LoadedModel
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound, Overloaded
 from rapid.messages import DraftBlock, LeaseRequest, PrefillReceipt, ReadSoFar, Verdict
 from rapid.ports import EngineLease

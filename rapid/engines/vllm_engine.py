@@ -28,14 +28,13 @@ import numpy as np
 from rapid.checkpoints.facts import check_vllm
 from rapid.checkpoints.files import checkpoint_source, load_tokenizer, read_eos_ids
 from rapid.checkpoints.vocabulary import num_ids
-from rapid.config import VLLM_TOP_K, VllmConfig
 from rapid.engine_status import EngineStatus, Erasure, LeaseUsage
 from rapid.engines.execution.replies import Reply
 from rapid.engines.execution.state import Ending
 from rapid.engines.kv.cache import PagePool
-from rapid.engines.kv.lease import Lease
-from rapid.engines.kv.lease_ledger import LeaseLedger
-from rapid.engines.kv.lines import Waiter
+from rapid.engines.kv.leases.lease import Lease
+from rapid.engines.kv.leases.lease_ledger import LeaseLedger
+from rapid.engines.kv.leases.lines import Waiter
 from rapid.engines.kv.sequences import Proposal, Sequence
 from rapid.engines.work.drafting import draft_block
 from rapid.errors import EngineFailed, LeaseNotFound, OutOfStep
@@ -48,6 +47,7 @@ from rapid.messages import (
     Verdict,
 )
 from rapid.speculation.sampling import as_sent
+from rapid.vllm_config import VLLM_TOP_K, VllmConfig
 
 logger = logging.getLogger(__name__)
 

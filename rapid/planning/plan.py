@@ -79,8 +79,8 @@ class Losses:
     # A step's Python (0.15 ms and 0.03 a sequence, see `LIMIT`), copies of inputs, launch and wait.
     step_s: float = 4.3e-4
     sequence_s: float = 6e-5
-    # Of a layer in a graph: 4 small kernels (`rapid.engines.forward.layer_kernels`), counted, where
-    # torch has 14 and, with fp8, 32 more; and the merge of attention's parts.
+    # Of a layer in a graph: 4 small kernels (`rapid.engines.forward.layers.layer_kernels`),
+    # counted, where torch has 14 and, with fp8, 32 more; and the merge of attention's parts.
     layer_s: float = 4 * 2e-6 + 8.5e-6
     layer_sequence_s: float = 0.0  # where attention is called once for each sequence: on a CPU
     fp8_layer_s: float = 2e-6  # the kernel that `quantization: fp8` adds to it

@@ -19,15 +19,15 @@ _JUDGING_COPIES = 6
 _JUDGING_COPIES_ON_GPU = 4  # with filters, whose sort has copies of its own
 _JUDGED_ROWS = 96  # a test keeps it equal to `MOST_ROWS` of the judging step
 # Rows of each lease in the largest captured step, padded; the largest buckets have less than half a
-# default block per lease on average (`rapid.engines.forward.buckets`).
+# default block per lease on average (`rapid.engines.forward.graphs.buckets`).
 _PADDED_ROWS = 16
 CHUNK_ROWS = 64  # of a prompt's chunk in such a step; a test keeps it equal to that of the buckets
 # Scores that attention holds at once on a GPU (`rapid.engines.attention.ragged`); the CPU's
 # kernel is fused.
 GPU_SCORES = 2**26
-# Captured steps of an engine on a GPU (`rapid.engines.forward.cuda_graphs`), and the bytes that a
-# graph holds for each of its launches: reports range from 16 to 64 KiB, and `benchmarks/gpu.py`
-# prints the value of a device.
+# Captured steps of an engine on a GPU (`rapid.engines.forward.graphs.cuda_graphs`), and the bytes
+# that a graph holds for each of its launches: reports range from 16 to 64 KiB, and
+# `benchmarks/gpu.py` prints the value of a device.
 GRAPHS = 40
 _LAUNCHES = 32  # launches per layer
 _LAUNCH_BYTES = 2**15

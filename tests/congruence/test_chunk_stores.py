@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from retrieval.chunking import Chunk
-from retrieval.embedders import LexicalEmbedder
-from retrieval.embedding import Embedding, SparseVector, VectorSpace
-from retrieval.local_store import LocalChunkStore
+from retrieval.embeddings.embedders import LexicalEmbedder
+from retrieval.embeddings.embedding import Embedding, SparseVector, VectorSpace
 from retrieval.settings import LocalStoreConfig
+from retrieval.stores.local_store import LocalChunkStore
 from tests.retrieval.memory_server import MemoryServer
 from tests.retrieval.plain_store import PlainChunkStore
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from deployments.api.backend.service import GenerationService, Running, Tell, begin
-from rapid.answering.prompt_tokens import TokenizedPrompt
+from rapid.answering.prompt.prompt_tokens import TokenizedPrompt
 from rapid.errors import BadRequest, UnknownModel
 from rapid.events import Finished, GenerationEvent, Started, TextDelta, TokenText
 from rapid.messages import GenerateRequest
 from rapid.receipt import ChoiceStatistics, ChunkUsed, ExplainedToken, Explanation, Receipt
-from retrieval.relevance import TextVectors
+from retrieval.embeddings.relevance import TextVectors
 
 Step = GenerationEvent | BaseException | float | asyncio.Event
 

@@ -12,7 +12,7 @@ import pytest
 
 from deployments import metrics
 from deployments.metrics import EngineMetrics, IngressMetrics, RequestMetrics, RetrieverMetrics
-from rapid.answering.decisions import decide_by_reading, without_drafter
+from rapid.answering.mode.decisions import decide_by_reading, without_drafter
 from rapid.engine_status import EngineStatus
 from rapid.errors import RetrievalPending, TargetUnavailable, UnknownDocument
 from rapid.events import Finished, GenerationEvent, Started, TextDelta

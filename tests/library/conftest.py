@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from library.blobs import Blobs
-from library.database import Database
 from library.library_access import Library
 from library.library_config import LibraryConfig
+from library.storage.blobs import Blobs
+from library.storage.database import Database
 from tests.library.object_store import ObjectStore
 from tests.library.postgres import run_postgres
 

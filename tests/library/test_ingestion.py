@@ -11,7 +11,7 @@ import pytest
 from library.ingestion import Ingestion
 from library.jobs import LEASE_S, Jobs
 from library.library_access import Library
-from library.schema import FileRow
+from library.storage.schema import FileRow
 from rapid.errors import DocumentNotReady, RetrievalUnavailable, UnknownDocument
 from tests.library.libraries import FakeIndex
 from tests.library.object_store import ObjectStore

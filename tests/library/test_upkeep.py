@@ -15,12 +15,12 @@ import httpx
 import pytest
 from sqlalchemy import delete
 
-from library.database import Database
+from library.files.stored_files import original_of, text_of
 from library.ingestion import Ingestion
 from library.library_access import Library
 from library.library_config import LibraryConfig
-from library.schema import JobRow
-from library.stored_files import original_of, text_of
+from library.storage.database import Database
+from library.storage.schema import JobRow
 from library.upkeep import Discrepancy, verify
 from rapid.errors import DocumentNotReady
 from tests.library.conftest import empty

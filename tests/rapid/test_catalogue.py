@@ -19,7 +19,7 @@ from rapid.catalogue import (
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.files import checkpoint_source
 from rapid.config import EngineConfig
-from rapid.engines.forward.loading import load_model
+from rapid.engines.forward.weights.loading import load_model
 from rapid.errors import ConfigurationError
 from tests.rapid import tiny_gguf
 

@@ -14,10 +14,11 @@ from deployments.api.dialects.chat.wire import rapid_receipt
 from rapid import reference
 from rapid.answering.request import RequestRun
 from rapid.answering.run import Run
-from rapid.asking import as_request
 from rapid.embedded.generator import generate_document
 from rapid.engines.work import base
-from rapid.pair import Pair, Stream
+from rapid.pair.asking import as_request
+from rapid.pair.pair import Pair
+from rapid.pair.pair_stream import Stream
 from rapid.receipt import Receipt
 from rapid.replay import ReplayModels, read_receipt
 from rapid.speculation import statistics
@@ -32,7 +33,9 @@ QUESTION = DOCUMENT.questions[0].question
 def ask(pair: Pair, *, explain: bool = True, **settings: Any) -> tuple[str, Receipt]:
     settings = {"temperature": 0.8, "max_tokens": 24, "seed": 7} | settings
     request = as_request("a", QUESTION, [DOCUMENT.text], settings, is_streamed=False)
-    stream = Stream(pair, RequestRun(pair._services, replace(request, explain=explain)).events())
+    stream = Stream(
+        pair._loop, RequestRun(pair._services, replace(request, explain=explain)).events()
+    )
     text = "".join(stream)
     assert stream.answer is not None
     return text, stream.answer.receipt
@@ -128,7 +131,7 @@ def test_words_that_a_passage_has_are_told_with_it(pair):
 
 
 def test_long_answers_are_explained_as_far_as_there_is_room(pair, monkeypatch):
-    for place in ("rapid.messages", "rapid.answering.explaining"):
+    for place in ("rapid.messages", "rapid.answering.receipt.explaining"):
         monkeypatch.setattr(f"{place}.MOST_EXPLAINED", 5)
     _, receipt = ask(pair, mode="fused", ignore_eos=True, max_tokens=40)
     explained = receipt.explanation

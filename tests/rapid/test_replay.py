@@ -14,12 +14,13 @@ import pytest
 import rapid
 from deployments.api.dialects.chat.wire import rapid_receipt
 from rapid.answering.request import RequestRun
-from rapid.asking import as_request
 from rapid.embedded.example import Example
 from rapid.embedded.generator import generate_document
-from rapid.pair import Pair, Stream
+from rapid.pair.asking import as_request
+from rapid.pair.pair import Pair
+from rapid.pair.pair_stream import Stream
 from rapid.replay import CannotReplay, Mismatch, ReplayModels, find_mismatch, read_receipt
-from rapid.requests import SamplingFields
+from rapid.requests.sampling_fields import SamplingFields
 from rapid.transfers import OWN_RULES
 from tests.deployments.cli.command import rapid as command
 
@@ -45,7 +46,7 @@ def ask(pair: Pair, num_choices: int = 1, **settings: object) -> Json:
     question = DOCUMENT.questions[0].question
     request = as_request("a", question, [DOCUMENT.text], settings, is_streamed=False)
     run = RequestRun(pair._services, replace(request, explain=True, num_choices=num_choices))
-    stream = Stream(pair, run.events())
+    stream = Stream(pair._loop, run.events())
     assert "".join(stream)
     assert stream.answer is not None
     names = SamplingFields.model_fields.keys() | {"temperature"}

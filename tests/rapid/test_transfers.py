@@ -13,7 +13,7 @@ from pydantic import ValidationError
 import rapid
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import BadRequest, ConfigurationError
-from rapid.pair import Pair
+from rapid.pair.pair import Pair
 from rapid.speculation.fusion import fuse_probs
 from rapid.transfers import OWN_RULES, run_rules
 from tests.branches import Branches, assert_same, branches

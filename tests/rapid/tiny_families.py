@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from rapid.config import EngineConfig
-from rapid.engines.forward.loading import LoadedModel, load_model
+from rapid.engines.forward.weights.loading import LoadedModel, load_model
 from tests.rapid.tiny_models import EOS, VOCAB, checkpoint
 
 WINDOW = 24

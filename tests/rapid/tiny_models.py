@@ -28,7 +28,7 @@ from transformers import (
 
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import LoadedModel, load_model
+from rapid.engines.forward.weights.loading import LoadedModel, load_model
 from rapid.messages import Int32Array, LeaseRequest, Terms, as_prompt
 
 VOCAB = 96

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rapid.config import EngineConfig
-from tests.rapid.engines.forward.test_shards import headed
+from tests.rapid.engines.forward.sharding.test_shards import headed
 from tests.rapid.tiny_families import family_checkpoint, family_config
 from tests.rapid.tiny_models import FAMILIES
 

@@ -3,9 +3,9 @@
 import numpy as np
 
 from retrieval.chunking import Chunk
-from retrieval.embedding import Embedding, SparseVector, VectorSpace
-from retrieval.local_store import LocalChunkStore
+from retrieval.embeddings.embedding import Embedding, SparseVector, VectorSpace
 from retrieval.settings import LocalStoreConfig
+from retrieval.stores.local_store import LocalChunkStore
 
 SPACE = VectorSpace(4, sparse=True)
 

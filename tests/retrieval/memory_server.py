@@ -9,9 +9,9 @@ from typing import Any
 from qdrant_client import AsyncQdrantClient
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from retrieval.embedding import VectorSpace
-from retrieval.qdrant import QdrantCollection
-from retrieval.shared_store import SharedChunkStore
+from retrieval.embeddings.embedding import VectorSpace
+from retrieval.stores.qdrant import QdrantCollection
+from retrieval.stores.shared_store import SharedChunkStore
 
 CALLS = (
     "collection_exists", "create_collection", "get_collection", "upsert", "retrieve", "count",

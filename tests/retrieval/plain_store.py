@@ -4,8 +4,8 @@ import math
 from contextlib import asynccontextmanager
 
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.embedding import Embedding, VectorSpace
-from retrieval.store import StoredDocument
+from retrieval.embeddings.embedding import Embedding, VectorSpace
+from retrieval.stores.store import StoredDocument
 
 
 class PlainChunkStore:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from library.accounts.callers import Scope
-from rapid.requests import Fields, Text, refuse
+from rapid.requests.request_fields import Fields, Text, refuse
 
 MAX_TENANT = 128  # characters, as of a configured key
 _MOST = 2**53 - 1  # the largest whole number that JSON readers agree on

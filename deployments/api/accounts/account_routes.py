@@ -20,7 +20,7 @@ from library.accounts.books import Accounts
 from library.accounts.callers import Scope
 from library.accounts.tenant_limits import LIMITS, read_limits, write_limits
 from library.accounts.usage_ledger import GROUPINGS, sum_usage
-from library.schema import AuditRow, KeyRow, LimitsRow
+from library.storage.schema import AuditRow, KeyRow, LimitsRow
 from rapid.errors import BadRequest, Forbidden
 from rapid.messages import utc_day
 

@@ -22,7 +22,7 @@ from hashlib import blake2b
 from typing import Self
 
 from deployments.api.backend.service import GenerationService, Tell
-from rapid.answering.request_plan import draw_seed
+from rapid.answering.plan.request_plan import draw_seed
 from rapid.errors import BadRequest, CannotContinue, OrchestratorLost
 from rapid.events import (
     CallDelta,

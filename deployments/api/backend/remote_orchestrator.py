@@ -15,13 +15,13 @@ from cluster.remote_failures import FailureKind, failure_of
 from cluster.serve_internals import handle_before_start, transport
 from deployments.api.backend.readiness import Readiness
 from deployments.api.backend.service import Running, Tell, begin
-from rapid.answering.prompt_tokens import TokenizedPrompt
+from rapid.answering.prompt.prompt_tokens import TokenizedPrompt
 from rapid.chat_messages import Document, DocumentRef
 from rapid.errors import OrchestratorLost, Overloaded, RapidError
 from rapid.events import GenerationEvent
 from rapid.messages import GenerateRequest
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.relevance import TextVectors
+from retrieval.embeddings.relevance import TextVectors
 
 _LOOK_S = 1.0  # between two looks at an orchestrator from which nothing comes
 _SILENT_LOOKS = 3  # as this process may have stood still itself, and hears the others one by one

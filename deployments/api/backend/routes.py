@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 from deployments.api.backend.service import GenerationService, Running, Tell
 from deployments.config.api_config import CanaryConfig
-from rapid.answering.document_keys import affinity_of
-from rapid.answering.prompt_tokens import TokenizedPrompt
+from rapid.answering.leases.document_keys import affinity_of
+from rapid.answering.prompt.prompt_tokens import TokenizedPrompt
 from rapid.chat_messages import DocumentRef
 from rapid.errors import OrchestratorLost, Overloaded, TargetUnavailable
 from rapid.messages import GenerateRequest
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.relevance import TextVectors
+from retrieval.embeddings.relevance import TextVectors
 
 
 class WatchedService(GenerationService, Protocol):

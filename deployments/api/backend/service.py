@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rapid.answering.prompt_tokens import TokenizedPrompt
+from rapid.answering.prompt.prompt_tokens import TokenizedPrompt
 from rapid.chat_messages import DocumentRef
 from rapid.errors import EngineFailed
 from rapid.events import GenerationEvent, Started
 from rapid.messages import GenerateRequest
 from retrieval.chunking import Chunk, RetrievedChunk
-from retrieval.relevance import TextVectors
+from retrieval.embeddings.relevance import TextVectors
 
 Tell = Callable[[GenerationEvent], None]
 """Takes what is said before an answer begins, which is how far its documents are embedded."""

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from library.attribute_filters import AttributeFilter
-from library.vector_stores import AUTO
+from library.files.attribute_filters import AttributeFilter
+from library.files.vector_stores import AUTO
 from rapid.config import Finite
-from rapid.requests import MAX_QUERY, Fields, Text, refuse
+from rapid.requests.request_fields import MAX_QUERY, Fields, Text, refuse
 
 _MOST_FILES = 500  # of one request, as OpenAI's
 

@@ -18,7 +18,7 @@ from deployments.api.files.objects import (
 from deployments.api.files.uploads import read_upload
 from deployments.api.http.bodies import Bodies
 from library.library_access import LibraryAccess
-from library.listing import Cut
+from library.storage.listing import Cut
 from rapid.errors import BadRequest, UnknownDocument
 
 Endpoint = tuple[str, str, Callable[[Request], Awaitable[Response]]]

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from library.listing import ListedRow, Page
 from library.parsing import Location
-from library.schema import DeletionRow, FileBatchRow, FileRow, StoreFileRow, VectorStoreRow
+from library.storage.listing import ListedRow, Page
+from library.storage.schema import DeletionRow, FileBatchRow, FileRow, StoreFileRow, VectorStoreRow
 
 Json = dict[str, Any]
 Row = TypeVar("Row", bound=ListedRow)

@@ -30,11 +30,11 @@ from deployments.api.files.objects import (
 )
 from deployments.api.http.bodies import Bodies
 from deployments.api.http.json_bodies import read_fields
+from library.files.stored_documents import StoredText
+from library.files.vector_stores import check_attributes
 from library.library_access import LibraryAccess
 from library.parsing import Layout
-from library.schema import StoreFileRow, VectorStoreRow
-from library.stored_documents import StoredText
-from library.vector_stores import check_attributes
+from library.storage.schema import StoreFileRow, VectorStoreRow
 from retrieval.chunking import Chunk
 from retrieval.indexing import key_of
 

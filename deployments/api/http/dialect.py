@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from deployments.api.backend.continuing import Cursor
 from deployments.config.api_config import ApiConfig
-from library.attribute_filters import AttributeFilter
+from library.files.attribute_filters import AttributeFilter
 from rapid.events import GenerationEvent
 from rapid.messages import GenerateRequest
 from rapid.ports import Clock

@@ -15,7 +15,8 @@ from starlette.requests import Request
 
 from deployments.api.http.bodies import Bodies
 from rapid.errors import BadRequest
-from rapid.requests import Fields, bad_request
+from rapid.requests.refusing import bad_request
+from rapid.requests.request_fields import Fields
 
 _MAX_STRINGS = 2**17  # 1.3 million keys held the interpreter's lock for 0.7 s
 _MAX_ITEMS = 2**20  # eight million token ids held the interpreter's lock for more than a second

@@ -22,7 +22,7 @@ from deployments.api.http.dialect import StoredNames
 from deployments.api.http.field_table import FieldTable
 from rapid.calling.tool_fields import MOST_TOOLS, ToolFields, as_tools
 from rapid.messages import GenerateRequest
-from rapid.requests import MAX_NAME, MAX_QUERY, Fields, Text, encodable, refuse
+from rapid.requests.request_fields import MAX_NAME, MAX_QUERY, Fields, Text, encodable, refuse
 
 _MOST_TEXTS = 2048  # of one request, as OpenAI's
 

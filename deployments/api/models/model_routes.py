@@ -33,10 +33,10 @@ from deployments.config.api_config import ApiConfig
 from library.accounts.books import Accounts
 from library.accounts.usage_ledger import UsageEntry
 from library.library_access import LibraryAccess
-from rapid.answering.prompt_tokens import TokenizedPrompt
+from rapid.answering.prompt.prompt_tokens import TokenizedPrompt
 from rapid.errors import BadRequest
 from rapid.messages import GenerateRequest, new_call_id, utc_day
-from retrieval.relevance import TextVectors
+from retrieval.embeddings.relevance import TextVectors
 
 Json = dict[str, Any]
 

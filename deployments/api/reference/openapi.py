@@ -20,15 +20,15 @@ from deployments.api.dialects.chat.parsing import CHAT_FIELDS
 from deployments.api.dialects.completions.completion_dialect import COMPLETION_FIELDS
 from deployments.api.dialects.completions.completion_request import CompletionRequest
 from deployments.api.dialects.messages.messages_request import MESSAGES_FIELDS, MessagesRequest
+from deployments.api.dialects.responses.body.responses_request import (
+    RESPONSES_FIELDS,
+    ResponsesRequest,
+)
 from deployments.api.dialects.responses.compacting import CompactRequest
 from deployments.api.dialects.responses.conversation_routes import (
     ChangedConversation,
     NewConversation,
     NewItems,
-)
-from deployments.api.dialects.responses.responses_request import (
-    RESPONSES_FIELDS,
-    ResponsesRequest,
 )
 from deployments.api.files.bodies_of_files import (
     ChangedStore,
@@ -46,7 +46,7 @@ from deployments.api.models.model_bodies import (
     Tokenization,
 )
 from deployments.api.reference.answer_schemas import describe_answers, list_shapes
-from rapid.requests import Text
+from rapid.requests.request_fields import Text
 
 Json = dict[str, Any]
 

@@ -45,7 +45,7 @@ def check_file(_: Machine, subject: Subject) -> CheckResult:
 def check_models(_: Machine, subject: Subject) -> CheckResult:
     """Check that the weights are here, or will be fetched."""
     from deployments.config.preflight import models_of
-    from rapid.checkpoints.hub import find_hub_names, has_weights
+    from rapid.checkpoints.downloads.hub import find_hub_names, has_weights
 
     names = sorted({name for config in subject.configs.values() for name in models_of(config)})
     if not names:

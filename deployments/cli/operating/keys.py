@@ -19,8 +19,8 @@ import typer
 from deployments.cli.terminal import USAGE, AsJson, fail, note, out, print_json
 
 if TYPE_CHECKING:
-    from library.database import Database
     from library.library_config import LibraryConfig
+    from library.storage.database import Database
 
 Result = TypeVar("Result")
 
@@ -103,7 +103,7 @@ def list_all(
     from rich.table import Table
 
     from library.accounts import api_keys
-    from library.schema import KeyRow
+    from library.storage.schema import KeyRow
 
     async def read(database: Database) -> list[KeyRow]:
         rows: list[KeyRow] = []
@@ -162,7 +162,7 @@ def rotate(
 
 def _with_database(config: Path, act: Callable[[Database], Awaitable[Result]]) -> Result:
     """Do something with the database of a configuration."""
-    from library.database import Database
+    from library.storage.database import Database
     from rapid.errors import RapidError
 
     settings = _library_of(config)

@@ -47,7 +47,7 @@ def warn_of_nothing(reason: str, names: Sequence[str]) -> str | None:
         reason: Why the answer has its mode, as its stream and its receipt say it.
         names: Of the documents; there may be none.
     """
-    from rapid.answering.decisions import SAYS_NOTHING
+    from rapid.answering.mode.decisions import SAYS_NOTHING
 
     if not names or not any(each in reason for each in SAYS_NOTHING):
         return None

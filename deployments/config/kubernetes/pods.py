@@ -12,7 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.config.serve_config import ApplicationConfig, RetrieverPoolConfig
+from deployments.config.pools.pool_settings import RetrieverPoolConfig
+from deployments.config.serve_config import ApplicationConfig
 from rapid.errors import ConfigurationError
 from retrieval.settings import LexicalEmbedderConfig, ServerStoreConfig
 

@@ -38,7 +38,8 @@ from deployments.config.kubernetes.pods import (
     worker_template,
 )
 from deployments.config.named_models import read_application
-from deployments.config.serve_config import ApplicationConfig, EnginePoolConfig
+from deployments.config.pools.pool_settings import EnginePoolConfig
+from deployments.config.serve_config import ApplicationConfig
 from deployments.config.serve_file import applications_of
 from rapid.config_errors import read_yaml
 from rapid.errors import ConfigurationError

@@ -20,10 +20,10 @@ from rapid.engines.execution.scheduling import Scheduled
 from rapid.engines.execution.state import EngineState
 from rapid.engines.execution.watchdog import Watchdog
 from rapid.engines.forward.runner import Runner
-from rapid.engines.kv.host_tier import HostTier, Move
+from rapid.engines.kv.cache import as_runs
 from rapid.engines.kv.passages import PassageCache
-from rapid.engines.kv.prefix_cache import as_runs
 from rapid.engines.kv.rings import KeptWindows
+from rapid.engines.kv.tiers.host_tier import HostTier, Move
 from rapid.engines.work.base import Work
 from rapid.errors import BadRequest, EngineFailed, GrammarTooComplex, RapidError
 from rapid.speculation.fast.step import answer_questions

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rapid.engines.kv.lease import Lease
+from rapid.engines.kv.leases.lease import Lease
 from rapid.engines.kv.sequences import Gap
 from rapid.engines.work.base import Work
 from rapid.ports import Clock

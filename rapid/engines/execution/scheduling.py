@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from rapid.engines.attention.batch import Feed
 from rapid.engines.execution.joining import Joining
 from rapid.engines.execution.timings import StepCosts, StepTotals
-from rapid.engines.kv.lease import Lease
-from rapid.engines.kv.spending import Spending
+from rapid.engines.kv.leases.lease import Lease
+from rapid.engines.kv.leases.spending import Spending
 from rapid.engines.work.base import MIN_CHUNK_TOKENS, Work
 from rapid.ports import Clock
 from rapid.speculation.acceptance import Judgement

@@ -10,8 +10,8 @@ from typing import Literal
 
 from rapid.engines.execution.replies import Reply
 from rapid.engines.execution.scheduling import Scheduler
-from rapid.engines.kv.lease import Lease
-from rapid.engines.kv.lease_ledger import LeaseLedger
+from rapid.engines.kv.leases.lease import Lease
+from rapid.engines.kv.leases.lease_ledger import LeaseLedger
 from rapid.engines.kv.sequences import Sequence
 from rapid.engines.work.base import Work
 from rapid.engines.work.drafting import Draft, DraftAhead

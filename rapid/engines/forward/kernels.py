@@ -15,7 +15,7 @@ from rapid.planning.families import window_of
 
 if TYPE_CHECKING:
     from rapid.config import EngineConfig
-    from rapid.engines.forward.loading import LoadedModel
+    from rapid.engines.forward.weights.loading import LoadedModel
 
 _chosen: dict[tuple[object, ...], Kernels] = {}
 

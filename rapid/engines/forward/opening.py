@@ -16,18 +16,23 @@ import torch
 from rapid.checkpoints.digests import digest_of_files, digest_of_sources
 from rapid.checkpoints.files import checkpoint_source, read_json
 from rapid.config import EngineConfig
-from rapid.engines.forward.buckets import padding_pages
-from rapid.engines.forward.cuda_graphs import GraphCapture
+from rapid.engines.forward.graphs.buckets import padding_pages
+from rapid.engines.forward.graphs.cuda_graphs import GraphCapture
 from rapid.engines.forward.kernels import kernels_of
 from rapid.engines.forward.key_centres import key_centres
-from rapid.engines.forward.loading import LoadedModel, kv_layout_of, plan_kv_pages, plan_rings
 from rapid.engines.forward.runner import Runner
-from rapid.engines.forward.shards import weight_files
+from rapid.engines.forward.sharding.shards import weight_files
 from rapid.engines.forward.tiles import TiledRunner
+from rapid.engines.forward.weights.loading import (
+    LoadedModel,
+    kv_layout_of,
+    plan_kv_pages,
+    plan_rings,
+)
 from rapid.engines.kv.cache import KVCache, KVLayout
-from rapid.engines.kv.host_tier import HostTier
-from rapid.engines.kv.page_files import PageFiles
 from rapid.engines.kv.passages import PassageCache
+from rapid.engines.kv.tiers.host_tier import HostTier
+from rapid.engines.kv.tiers.page_files import PageFiles
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import torch
 
 from rapid.engines.attention.batch import Batch, Feed, assemble
 from rapid.engines.attention.kernel_inputs import Kernels
-from rapid.engines.forward.cuda_graphs import Capture, StepGraphs
-from rapid.engines.forward.decoder import decoder_of
-from rapid.engines.forward.shards import RankPart
+from rapid.engines.forward.graphs.cuda_graphs import Capture, StepGraphs
+from rapid.engines.forward.layers.decoder import decoder_of
+from rapid.engines.forward.sharding.shards import RankPart
 from rapid.engines.kv.cache import KVCache
 
 

@@ -24,7 +24,7 @@ from rapid.engines.attention.ragged import attend_to_self, merge, partial
 from rapid.engines.attention.segments import Segment
 from rapid.engines.attention.windows import edge_partial
 from rapid.engines.forward.runner import Runner
-from rapid.engines.forward.shards import RankPart
+from rapid.engines.forward.sharding.shards import RankPart
 from rapid.engines.kv.cache import KVCache, PageTable
 from rapid.engines.kv.rings import Ring
 from rapid.errors import ConfigurationError

@@ -19,6 +19,7 @@ from rapid.engines.kv.fp8 import FP8, from_fp8, to_fp8
 from rapid.errors import RapidError
 
 BlockArray = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+Pages = np.ndarray[tuple[int], np.dtype[np.intp]]
 
 
 class OutOfPages(RapidError):
@@ -340,3 +341,19 @@ class KVCache:
                 source, destination = places[tensor.device]
                 numbers = tensor.view(torch.uint8) if self.layout.is_fp8 else tensor
                 numbers.index_copy_(1, destination, numbers.index_select(1, source))
+
+
+def as_runs(pages: Iterable[int]) -> tuple[PageRun, ...]:
+    """Return pages as runs in the same order, with consecutive ones joined."""
+    each = np.fromiter(pages, dtype=np.intp)
+    if not len(each):
+        return ()
+    first = np.flatnonzero(np.diff(each, prepend=each[0] - 2) != 1)  # of every run
+    last = np.append(first[1:], len(each)) - 1
+    return tuple(map(PageRun, each[first].tolist(), (each[last] + 1).tolist()))
+
+
+def pages_of(runs: Iterable[PageRun], num_pages: int) -> Pages:
+    """Return the first `num_pages` pages of some runs, one by one."""
+    pages = [np.asarray(run.pages) for run in runs]
+    return np.concatenate([*pages, np.empty(0, dtype=np.intp)])[:num_pages].astype(np.intp)

@@ -14,49 +14,21 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from hashlib import blake2b
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
 
 import numpy as np
 
-from rapid.engines.kv.cache import PagePool, PageRun
-from rapid.engines.kv.disk_tier import DiskTier
-from rapid.engines.kv.host_tier import HostTier, Move, Tags
+from rapid.engines.kv.cache import PagePool, PageRun, Pages, as_runs
+from rapid.engines.kv.tiers.disk_tier import DiskTier
+from rapid.engines.kv.tiers.host_tier import HostTier, Move, Tags
 from rapid.messages import Int32Array
 from rapid.ports import Clock
 
-Pages = np.ndarray[tuple[int], np.dtype[np.intp]]
-_NAME_BYTES = 16  # a BLAKE2b digest of 128 bits
 _FLOOR_S = 3600.0  # after which a tenant that reads nothing has no floor; others may need the room
 _MOST_EVICTED = 2  # most pages evicted at once, as a multiple of those requested
 _ZEROED_BYTES = 64 * 2**20  # of host memory between two steps, which takes it about 10 ms
 _LEAST_STALE = 1024  # names of pages that are nowhere any more, before they are looked for
-
-
-def page_names(
-    prompt_ids: Int32Array, page_tokens: int, owner: str, *, is_apart: bool = False
-) -> list[bytes]:
-    """Return the names of the full pages of a prompt without its last token.
-
-    Args:
-        prompt_ids: The prompt, [tokens].
-        page_tokens: Tokens of a page.
-        owner: Who may share them.
-        is_apart: Whether passages of the prompt are read apart, so that its KV is another. No owner
-            has such a name otherwise.
-    """
-    # The last token's row gives the first logits, so it is computed for every request.
-    num_pages = (len(prompt_ids) - 1) // page_tokens
-    content = np.ascontiguousarray(prompt_ids, dtype=np.int32).tobytes()
-    width = np.dtype(np.int32).itemsize * page_tokens
-    person = b"apart" if is_apart else b""
-    name = blake2b(owner.encode(), digest_size=_NAME_BYTES, person=person).digest()
-    names = []
-    for start in range(0, num_pages * width, width):
-        name = blake2b(content[start : start + width], digest_size=_NAME_BYTES, key=name).digest()
-        names.append(name)
-    return names
 
 
 class PrefixCache:
@@ -411,19 +383,3 @@ class PrefixCache:
             for name in names:
                 self._drop(name)
             evicted += at_once
-
-
-def as_runs(pages: Iterable[int]) -> tuple[PageRun, ...]:
-    """Return pages as runs in the same order, with consecutive ones joined."""
-    each = np.fromiter(pages, dtype=np.intp)
-    if not len(each):
-        return ()
-    first = np.flatnonzero(np.diff(each, prepend=each[0] - 2) != 1)  # of every run
-    last = np.append(first[1:], len(each)) - 1
-    return tuple(map(PageRun, each[first].tolist(), (each[last] + 1).tolist()))
-
-
-def pages_of(runs: Iterable[PageRun], num_pages: int) -> Pages:
-    """Return the first `num_pages` pages of some runs, one by one."""
-    pages = [np.asarray(run.pages) for run in runs]
-    return np.concatenate([*pages, np.empty(0, dtype=np.intp)])[:num_pages].astype(np.intp)

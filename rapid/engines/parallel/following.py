@@ -12,12 +12,12 @@ from multiprocessing.connection import Connection
 
 from rapid.checkpoints.files import checkpoint_source
 from rapid.config import EngineConfig
-from rapid.engines.forward.group import Group
-from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.opening import open_page_files, open_runner
 from rapid.engines.forward.runner import Runner
-from rapid.engines.forward.shards import RankPart, fingerprint
-from rapid.engines.kv.host_tier import HostTier
+from rapid.engines.forward.sharding.group import Group
+from rapid.engines.forward.sharding.shards import RankPart, fingerprint
+from rapid.engines.forward.weights.loading import LoadedModel, load_model
+from rapid.engines.kv.tiers.host_tier import HostTier
 from rapid.engines.parallel.orders import (
     BEAT_S,
     Answer,

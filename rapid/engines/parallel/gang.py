@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from rapid.config import EngineConfig
-from rapid.engines.forward.group import Group
-from rapid.engines.forward.meeting import AtAddress, InFile, Meeting, open_store
-from rapid.engines.forward.shards import Shard
+from rapid.engines.forward.sharding.group import Group
+from rapid.engines.forward.sharding.meeting import AtAddress, InFile, Meeting, open_store
+from rapid.engines.forward.sharding.shards import Shard
 from rapid.engines.parallel.followers import Followers, OnLost
 from rapid.engines.parallel.machines import Machines, listening, start_ranks
 from rapid.engines.parallel.orders import Load, Meet, Order

@@ -14,7 +14,6 @@ from typing_extensions import override
 from rapid.checkpoints.files import checkpoint_source
 from rapid.config import EngineConfig
 from rapid.engines.attention.batch import Feed
-from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.opening import (
     folder_of_pages,
     open_page_files,
@@ -22,11 +21,12 @@ from rapid.engines.forward.opening import (
     page_context,
 )
 from rapid.engines.forward.runner import Runner
-from rapid.engines.forward.shards import RankPart, Shard, fingerprint
+from rapid.engines.forward.sharding.shards import RankPart, Shard, fingerprint
+from rapid.engines.forward.weights.loading import LoadedModel, load_model
 from rapid.engines.kv.cache import KVCache, KVLayout
-from rapid.engines.kv.disk_tier import DiskTier
-from rapid.engines.kv.host_tier import HostTier, Move
-from rapid.engines.kv.lanes import Mark
+from rapid.engines.kv.tiers.disk_tier import DiskTier
+from rapid.engines.kv.tiers.host_tier import HostTier, Move
+from rapid.engines.kv.tiers.lanes import Mark
 from rapid.engines.parallel.gang import Gang
 from rapid.engines.parallel.machines import Machines
 from rapid.engines.parallel.orders import (

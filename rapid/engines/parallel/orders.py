@@ -11,8 +11,8 @@ import torch
 
 from rapid.config import EngineConfig
 from rapid.engines.attention.batch import Feed
-from rapid.engines.forward.meeting import Meeting
-from rapid.engines.forward.shards import Shard
+from rapid.engines.forward.sharding.meeting import Meeting
+from rapid.engines.forward.sharding.shards import Shard
 from rapid.engines.kv.cache import PageRun, PageTable
 from rapid.engines.kv.rings import Ring
 from rapid.messages import Int32Array, as_prompt

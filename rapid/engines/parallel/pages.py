@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from typing_extensions import override
 
-from rapid.engines.kv.disk_tier import NUM_READERS, DiskTier, Job
-from rapid.engines.kv.host_tier import HostTier
-from rapid.engines.kv.page_files import PageFiles
+from rapid.engines.kv.tiers.disk_tier import NUM_READERS, DiskTier, Job
+from rapid.engines.kv.tiers.host_tier import HostTier
+from rapid.engines.kv.tiers.page_files import PageFiles
 from rapid.engines.parallel.gang import Gang
 from rapid.engines.parallel.orders import Done, ForgetPages, ReadPage, UsePages, WritePage
 from rapid.errors import EngineFailed

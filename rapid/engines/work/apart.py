@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from rapid.engines.attention.batch import Feed
-from rapid.engines.kv.lease import Lease
+from rapid.engines.kv.leases.lease import Lease
 from rapid.engines.kv.passages import NUM_SINKS, KeptPassage, PassageCache, splice
 from rapid.engines.kv.sequences import Sequence
 

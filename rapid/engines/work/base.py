@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from rapid.constraints.shaping import shape_rows
 from rapid.engines.attention.batch import Feed
-from rapid.engines.kv.lease import Lease
+from rapid.engines.kv.leases.lease import Lease
 from rapid.errors import OutOfStep
 from rapid.messages import Verdict
 from rapid.speculation.draw import Draw

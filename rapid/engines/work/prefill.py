@@ -10,7 +10,7 @@ from typing_extensions import override
 from rapid.engines.attention.batch import Feed
 from rapid.engines.attention.segments import MAX_STEP_ROWS
 from rapid.engines.kv.cache import KVCache
-from rapid.engines.kv.lease import Lease
+from rapid.engines.kv.leases.lease import Lease
 from rapid.engines.kv.passages import PassageCache
 from rapid.engines.kv.prefix_cache import PrefixCache
 from rapid.engines.kv.rings import KeptWindows

@@ -12,7 +12,7 @@ import torch
 from typing_extensions import override
 
 from rapid.engines.attention.batch import Feed
-from rapid.engines.kv.lease import Lease
+from rapid.engines.kv.leases.lease import Lease
 from rapid.engines.work.base import SequenceWork, Work
 from rapid.errors import BadRequest, OutOfStep
 from rapid.messages import DraftBlock, TargetLogits

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from rapid.config import WindowDrafting
 from rapid.engines.attention.batch import Feed
-from rapid.engines.kv.lease import Lease
+from rapid.engines.kv.leases.lease import Lease
 from rapid.engines.kv.sequences import Proposal
 from rapid.engines.work.drafting import Drafting
 from rapid.speculation.questions import Answer

@@ -18,7 +18,7 @@ def test_the_page_names_rooms_that_there_are():
 
 def test_a_room_is_a_folder_or_module_at_the_top_level_of_a_package():
     assert room_of(f"{ROOT}/rapid/engines/kv/rings.py") == "rapid.engines"
-    assert room_of(f"{ROOT}/rapid/pair.py") == "rapid.pair"
+    assert room_of(f"{ROOT}/rapid/pair/pair.py") == "rapid.pair"
     assert room_of(f"{ROOT}/tests/toy.py") is None
     assert room_of("/usr/lib/python3/typing.py") is None
     assert draw([("a.b", "c.d")]).splitlines()[2] == "  a.b -- 1 --> c.d"

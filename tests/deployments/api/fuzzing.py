@@ -435,7 +435,7 @@ class Fuzzed:
         """All that a tenant has."""
         from sqlalchemy import select
 
-        from library.schema import FileBatchRow, FileRow, StoreFileRow, VectorStoreRow
+        from library.storage.schema import FileBatchRow, FileRow, StoreFileRow, VectorStoreRow
 
         found: list[Any] = []
         async with self.library.database.read() as session:

@@ -27,7 +27,7 @@ from deployments.api.dialects.chat.chat_request import ChatRequest, RapidOptions
 from deployments.api.dialects.chat.parsing import CHAT_FIELDS, parse_chat_request, parse_question
 from deployments.api.dialects.completions.completion_dialect import COMPLETION_FIELDS
 from deployments.api.dialects.messages.messages_request import MESSAGES_FIELDS, read_messages
-from deployments.api.dialects.responses.responses_request import RESPONSES_FIELDS, read_body
+from deployments.api.dialects.responses.body.responses_request import RESPONSES_FIELDS, read_body
 from deployments.api.http.field_table import FieldTable
 from deployments.api.models.model_bodies import (
     Detokenization,

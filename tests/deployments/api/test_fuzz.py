@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from deployments.api.reference.openapi import describe
-from library.blobs import Blobs
-from library.database import Database
 from library.library_access import Library
 from library.library_config import LibraryConfig
+from library.storage.blobs import Blobs
+from library.storage.database import Database
 from tests.deployments.api.fuzzing import Fuzzed, make_cases, read_here
 from tests.library.conftest import database, postgres
 

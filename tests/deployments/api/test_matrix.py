@@ -28,7 +28,7 @@ from rapid.checkpoints.text import ChatText
 from rapid.checkpoints.thinking_marks import ThinkingMarks
 from rapid.events import GenerationEvent
 from rapid.messages import GenerateRequest
-from rapid.pair import Pair
+from rapid.pair.pair import Pair
 from tests.deployments.scripted import Generator
 
 Json = dict[str, Any]

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from deployments.config.initial_file import Wishes, compose_file
-from deployments.config.serve_config import EnginePoolConfig, ServeConfig
+from deployments.config.pools.pool_settings import EnginePoolConfig
+from deployments.config.serve_config import ServeConfig
 from deployments.config.serve_file import read_applications
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.memory import memory_needs, plan_pages

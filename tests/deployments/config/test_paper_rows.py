@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.config.serve_config import EnginePoolConfig, ServeConfig
+from deployments.config.pools.pool_settings import EnginePoolConfig
+from deployments.config.serve_config import ServeConfig
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.memory import memory_needs, plan_pages
 from rapid.planning.gpus import GPUS

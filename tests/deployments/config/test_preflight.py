@@ -15,9 +15,9 @@ from deployments.cli.serving import check_config
 from deployments.config.plans import deployment_plans
 from deployments.config.serve_config import ServeConfig
 from deployments.config.serve_file import check
-from rapid.config import VllmConfig
 from rapid.embedded import DRAFTER, TARGET
 from rapid.errors import ConfigurationError
+from rapid.vllm_config import VllmConfig
 from tests import fake_vllm
 from tests.deployments.config.swapped import swap_tokens
 

@@ -12,7 +12,9 @@ from deployments.api.ingress import Ingress
 from deployments.app import compose
 from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.named_models import ModelsConfig
-from deployments.config.serve_config import LibraryPoolConfig, RetrieverPoolConfig, ServeConfig
+from deployments.config.pools.library_pool import LibraryPoolConfig
+from deployments.config.pools.pool_settings import RetrieverPoolConfig
+from deployments.config.serve_config import ServeConfig
 from deployments.config.serve_file import check
 from rapid.catalogue import CatalogueFile, find
 from rapid.errors import ConfigurationError

@@ -149,7 +149,7 @@ async def test_a_closed_engine_that_verifies_as_well_is_more_than_a_lost_drafter
 def test_an_engine_counts_its_pool_before_it_loads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rapid.engines.forward.loading.free_bytes", lambda device: 2**30)
+    monkeypatch.setattr("rapid.engines.forward.weights.loading.free_bytes", lambda device: 2**30)
     config = EngineConfig(model="embedded:target", device="cpu", kv_cache_tokens=2**20)
     with pytest.raises(ConfigurationError, match=r"KV pool 2.0 GiB.*lower kv_cache_tokens"):
         load_engine(config)

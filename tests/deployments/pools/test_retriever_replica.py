@@ -31,8 +31,8 @@ from retrieval import (
     RetrievedContext,
     StoreUnavailable,
 )
-from retrieval.embedding import Embedding
-from retrieval.relevance import TextVectors
+from retrieval.embeddings.embedding import Embedding
+from retrieval.embeddings.relevance import TextVectors
 from tests.deployments.test_metrics import Instrument
 
 

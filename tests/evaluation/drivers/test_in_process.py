@@ -20,7 +20,7 @@ from evaluation.systems import BASELINES
 from evaluation.tasks import Condition
 from rapid.config import EngineConfig
 from rapid.engines.engine import Engine
-from rapid.engines.forward import loading
+from rapid.engines.forward.weights import loading
 from tests.evaluation.embedded_run import MODELS, ByKey, answered
 from tests.evaluation.tiny_task import SETTINGS, tiny_task
 from tests.rapid.engines.parallel.conftest import followers_of

@@ -17,7 +17,7 @@ from rapid.chat_messages import Document, Message
 from rapid.checkpoints.text import ChatText
 from rapid.errors import ConfigurationError
 from retrieval.chunking import RetrievedChunk
-from retrieval.embedding import Embedding, SparseVector, VectorSpace
+from retrieval.embeddings.embedding import Embedding, SparseVector, VectorSpace
 from tests.evaluation.tiny_task import tiny_task
 
 TEXT = "The harbor of Bakeno is dolu maki 482. " + "Nobody asked about the vault of Rowi. " * 40

@@ -10,8 +10,8 @@ from sqlalchemy import select
 from library.accounts import api_keys
 from library.accounts.audit_trail import list_acts
 from library.accounts.callers import hash_key
-from library.database import Database
-from library.schema import KeyRow
+from library.storage.database import Database
+from library.storage.schema import KeyRow
 from rapid.errors import UnknownKey
 
 

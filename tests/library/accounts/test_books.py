@@ -13,8 +13,8 @@ from library.accounts import books
 from library.accounts.books import Accounts
 from library.accounts.tenant_limits import read_limits, write_limits
 from library.accounts.usage_ledger import UsageEntry, record_usage, sum_usage
-from library.database import Database
-from library.schema import UsageRow
+from library.storage.database import Database
+from library.storage.schema import UsageRow
 from rapid.errors import LibraryUnavailable
 
 ENTRY = UsageEntry("r1", "acme", "key_1", "m", "2026-01-31", 100, 40, 8, 0.5, 0.25, 9e6, "ok")

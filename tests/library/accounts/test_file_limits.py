@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from library.accounts.tenant_limits import write_limits
-from library.database import Database
 from library.library_access import Library
 from library.library_config import LibraryConfig
+from library.storage.database import Database
 from rapid.errors import BadRequest
 
 

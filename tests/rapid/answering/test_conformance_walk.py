@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from rapid.answering.decisions import FUSING
-from rapid.answering.pair_pools import Pools
+from rapid.answering.leases.pair_pools import Pools
+from rapid.answering.mode.decisions import FUSING
 from rapid.answering.request import RequestRun
 from rapid.answering.services import Services
 from rapid.chat_messages import Message

@@ -13,11 +13,11 @@ import pytest
 from deployments.orchestrator.ray_retrieval import RayRetrieval, affinity
 from deployments.pools import retriever_replica
 from rapid import chat_messages
-from rapid.answering.document_keys import affinity_of
-from rapid.answering.prompting import DrafterPrompt, RequestPrompts
+from rapid.answering.leases.document_keys import affinity_of
+from rapid.answering.leases.session import Role
+from rapid.answering.prompt.prompting import DrafterPrompt, RequestPrompts
 from rapid.answering.readings import Readings
 from rapid.answering.run import Run
-from rapid.answering.session import Role
 from rapid.chat_messages import Document, DocumentRef, Message
 from rapid.checkpoints.text import ChatText
 from rapid.config import AnsweringConfig, SpeculationConfig

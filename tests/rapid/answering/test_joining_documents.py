@@ -12,7 +12,7 @@ from rapid.chat_messages import Document, Message
 from rapid.config import Mode
 from rapid.events import Finished
 from rapid.messages import GenerateRequest, SpeculationRequest
-from rapid.pair import Pair
+from rapid.pair.pair import Pair
 from rapid.prompts import target_messages
 from rapid.receipt import Receipt
 

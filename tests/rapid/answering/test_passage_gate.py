@@ -23,8 +23,8 @@ from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig
 from rapid.embedded.generator import generate_document
 from rapid.errors import EngineFailed
-from tests.rapid.answering.excerpts.test_passage_order import numbered
-from tests.rapid.answering.test_prompting import (
+from tests.rapid.answering.prompt.excerpts.test_passage_order import numbered
+from tests.rapid.answering.prompt.test_prompting import (
     ATLAS,
     ScriptedRetriever,
     chat_text,

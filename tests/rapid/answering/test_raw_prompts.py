@@ -12,7 +12,7 @@ import pytest
 from rapid.chat_messages import Document, Message
 from rapid.config import EngineConfig
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import LoadedModel
+from rapid.engines.forward.weights.loading import LoadedModel
 from rapid.engines.parallel.leading import load_replica
 from rapid.errors import BadRequest, EngineFailed, PromptTooLong
 from rapid.events import GenerationEvent, Started, TextDelta, TokenText

@@ -12,7 +12,7 @@ from rapid.calling.tagged_reader import open_reader
 from rapid.chat_messages import Message, Tool, ToolCall, Tools
 from rapid.constraints.structured_outputs import compile_schema
 from rapid.events import CallDelta, TextDelta, ThinkingDelta
-from tests.rapid.answering.test_thinking_stream import rounds
+from tests.rapid.answering.thinking.test_thinking_stream import rounds
 from tests.rapid.calling.checkpoints_with_tools import text_of
 from tests.rapid.calling.test_call_forms import grammar_of, is_allowed
 

@@ -21,8 +21,9 @@ from rapid.checkpoints.memory import (
 from rapid.config import EngineConfig
 from rapid.engines.attention.cases import chunk_checks, step_checks
 from rapid.engines.engine import Engine
-from rapid.engines.forward import cuda_graphs, loading
-from rapid.engines.forward.loading import check_memory, load_model
+from rapid.engines.forward.graphs import cuda_graphs
+from rapid.engines.forward.weights import loading
+from rapid.engines.forward.weights.loading import check_memory, load_model
 from rapid.engines.kv.cache import KVLayout
 from rapid.errors import ConfigurationError
 from rapid.planning import shapes

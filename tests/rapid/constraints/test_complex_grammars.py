@@ -18,7 +18,7 @@ from rapid.config import EngineConfig, Mode, SamplingConfig, SpeculationConfig
 from rapid.constraints import grammars as grammars_module
 from rapid.constraints.grammars import GrammarShaping
 from rapid.constraints.structured_outputs import compile_regex, compile_schema
-from rapid.engines.forward.loading import load_model
+from rapid.engines.forward.weights.loading import load_model
 from rapid.engines.local_ports import make_engine
 from rapid.errors import BadRequest
 from rapid.events import Finished, TextDelta

@@ -24,7 +24,7 @@ from rapid.checkpoints.text import ChatText
 from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.constraints.schemas.schema_checks import UnusableGrammar
 from rapid.constraints.structured_outputs import compile_schema
-from rapid.engines.forward.loading import LoadedModel, load_model
+from rapid.engines.forward.weights.loading import LoadedModel, load_model
 from tests.rapid.constraints.json_schemas import NUM_SCHEMAS, make_schema, make_unusable
 from tests.rapid.constraints.refusals import Refusals
 

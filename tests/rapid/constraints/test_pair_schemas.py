@@ -13,9 +13,9 @@ import pytest
 
 import rapid
 from rapid.answering.request import RequestRun
-from rapid.asking import as_request
 from rapid.events import TextDelta
-from rapid.pair import Pair
+from rapid.pair.asking import as_request
+from rapid.pair.pair import Pair
 from tests.rapid.constraints.json_schemas import NUM_SCHEMAS, make_schema
 from tests.rapid.constraints.refusals import Refusals
 

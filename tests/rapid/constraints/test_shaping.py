@@ -159,7 +159,7 @@ def test_each_row_is_shaped_behind_its_tokens_and_the_state_stays(
 
 @pytest.fixture
 def no_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rapid.engines.kv.lease_ledger.open_shaping", lambda *_: NoRepeat())
+    monkeypatch.setattr("rapid.engines.kv.leases.lease_ledger.open_shaping", lambda *_: NoRepeat())
 
 
 @pytest.mark.usefixtures("no_repeats")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rapid.engines.engine import Engine
-from rapid.engines.kv.host_tier import RestorePace
+from rapid.engines.kv.tiers.host_tier import RestorePace
 from tests.rapid.engines.gate import Gate
 from tests.rapid.tiny_models import tiny_engine
 

@@ -12,10 +12,10 @@ import torch
 from rapid.engine_status import Erasure
 from rapid.engines.engine import Engine
 from rapid.engines.kv import prefix_cache
-from rapid.engines.kv.page_files import PageFiles
+from rapid.engines.kv.tiers.page_files import PageFiles
 from rapid.errors import EngineFailed
 from rapid.messages import Int32Array
-from tests.rapid.engines.kv.test_disk_tier import until_idle
+from tests.rapid.engines.kv.tiers.test_disk_tier import until_idle
 from tests.rapid.engines.test_sliding_engine import engine_of
 from tests.rapid.tiny_models import lease_request, random_prompt, tiny_engine
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from rapid.config import EngineConfig
-from rapid.engines.forward.loading import load_model
-from rapid.pair import Pair, open_pair
+from rapid.engines.forward.weights.loading import load_model
+from rapid.pair.pair import Pair
+from rapid.pair.pair_opening import open_pair
 from tests.rapid.engines.forward.test_tiles import WAYS, bfloat16_model, scored
 from tests.rapid.tiny_models import engine_config
 

@@ -17,8 +17,8 @@ from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.memory import memory_needs
 from rapid.config import SpeculationConfig, WindowDrafting
 from rapid.engines.engine import Engine
-from rapid.engines.forward.buckets import padding_pages
-from rapid.engines.forward.loading import LoadedModel
+from rapid.engines.forward.graphs.buckets import padding_pages
+from rapid.engines.forward.weights.loading import LoadedModel
 from rapid.errors import BadRequest, LeaseNotFound, PromptTooLong
 from rapid.messages import DraftBlock, Int32Array, Verdict, as_prompt
 from rapid.planning import ring_sizes

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig, VllmConfig
+from rapid.config import EngineConfig, SamplingConfig, SpeculationConfig
 from rapid.engines.local_ports import EngineDrafter
 from rapid.engines.vllm_engine import VllmEngine, open_vllm
 from rapid.errors import (
@@ -28,6 +28,7 @@ from rapid.messages import DraftBlock, LeaseRequest, Terms, Verdict, as_prompt
 from rapid.speculation.draw import Draw
 from rapid.speculation.loop import speculate
 from rapid.speculation.sampling import probabilities, proposal
+from rapid.vllm_config import VllmConfig
 from tests import fake_vllm
 from tests.answered import ATLAS, receipt, script, tokens
 from tests.fakes import FakeEngine

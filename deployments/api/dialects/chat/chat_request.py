@@ -26,24 +26,15 @@ from pydantic.json_schema import SkipJsonSchema
 
 from deployments.api.dialects.chat.thinking_fields import ThinkingFields
 from deployments.api.http.dialect import StoredNames
-from library.attribute_filters import AttributeFilter
+from library.files.attribute_filters import AttributeFilter
 from rapid.calling.tool_fields import CallingTurn, ToolSettings, check_calls
 from rapid.chat_messages import Message
 from rapid.messages import GenerateRequest, utc_day
-from rapid.requests import (
-    MAX_NAME,
-    Choices,
-    Documents,
-    Fields,
-    MethodFields,
-    Pattern,
-    Rules,
-    SamplingFields,
-    SchemaOrText,
-    Text,
-    refuse,
-    someone_asks,
-)
+from rapid.requests.chat_fields import Documents, someone_asks
+from rapid.requests.grammar_fields import Choices, Pattern, Rules, SchemaOrText
+from rapid.requests.method_fields import MethodFields
+from rapid.requests.request_fields import MAX_NAME, Fields, Text, refuse
+from rapid.requests.sampling_fields import SamplingFields
 from rapid.transfers import Transfer
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")

@@ -23,7 +23,7 @@ from deployments.config.api_config import ApiConfig
 from rapid.calling.tool_fields import CalledFields, CallFields, FunctionFields, ToolFields
 from rapid.errors import BadRequest
 from rapid.messages import GenerateRequest
-from rapid.requests import bad_request
+from rapid.requests.refusing import bad_request
 
 _USUAL = ApiConfig()
 _MAX_KEYS = 64  # of objects that refuse unknown keys: each would be an error of its own

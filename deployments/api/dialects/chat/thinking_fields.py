@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from rapid.chat_messages import ThinkingRequest
 from rapid.errors import BadRequest
-from rapid.requests import Fields
+from rapid.requests.request_fields import Fields
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 

@@ -20,7 +20,7 @@ from deployments.config.api_config import ApiConfig
 from rapid.errors import BadRequest
 from rapid.messages import GenerateRequest
 from rapid.ports import Clock
-from rapid.requests import bad_request
+from rapid.requests.refusing import bad_request
 
 _OWN = CompletionRequest.model_fields
 COMPLETION_FIELDS = CHAT_FIELDS.derive(_OWN, dict.fromkeys({*CHAT_FIELDS.honoured} - {*_OWN}, ()))

@@ -10,15 +10,8 @@ from deployments.api.dialects.chat.chat_request import StreamedFields
 from deployments.api.http.dialect import StoredNames
 from rapid.config import MAX_DRAFT, Coupling
 from rapid.messages import GenerateRequest, RawPrompt
-from rapid.requests import (
-    MAX_NAME,
-    Explained,
-    Fields,
-    MethodFields,
-    Text,
-    encodable,
-    refuse,
-)
+from rapid.requests.method_fields import Explained, MethodFields
+from rapid.requests.request_fields import MAX_NAME, Fields, Text, encodable, refuse
 
 MOST_ANSWERS = 128  # of one request: each has its place in the ids of a stream's events
 _MAX_TOKENS = 16  # of an answer whose length is not given, as in the API of OpenAI

@@ -19,7 +19,8 @@ from deployments.api.http.dialect import StoredNames
 from deployments.api.http.field_table import FieldTable
 from deployments.config.api_config import ApiConfig
 from rapid.errors import BadRequest
-from rapid.requests import MAX_NAME, Fields, Text, bad_request, refuse
+from rapid.requests.refusing import bad_request
+from rapid.requests.request_fields import MAX_NAME, Fields, Text, refuse
 
 Json = dict[str, Any]
 

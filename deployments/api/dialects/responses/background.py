@@ -3,7 +3,7 @@
 The ingress that takes a request answers it in a task of its own, which holds the request's place
 and its streams, and says in the row of the response how far it is, once a second. Other ingresses
 read the row. An ingress that is told to stop waits for its answers; if Serve ends it before that,
-their rows say that it was lost (`library.running_responses`).
+their rows say that it was lost (`library.responses.running_responses`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from contextlib import AsyncExitStack
 
 from starlette.responses import JSONResponse, Response
 
+from deployments.api.dialects.responses.body.input_items import Json
 from deployments.api.dialects.responses.growing_response import LAST_EVENTS
-from deployments.api.dialects.responses.input_items import Json
 from deployments.api.dialects.responses.remembering import Memory
 from deployments.api.dialects.responses.responses_reply import ResponsesReply, frame
 from deployments.api.http.dialect import Events

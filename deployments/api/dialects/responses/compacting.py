@@ -11,22 +11,23 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from deployments.api.backend.continuing import Cursor
-from deployments.api.dialects.responses.input_items import Json, name_items, seal
-from deployments.api.dialects.responses.responses_dialect import ResponsesDialect
-from deployments.api.dialects.responses.responses_reply import ResponsesReply
-from deployments.api.dialects.responses.responses_request import (
+from deployments.api.dialects.responses.body.input_items import Json, name_items, seal
+from deployments.api.dialects.responses.body.responses_request import (
     Input,
     Past,
     ResponsesQuestion,
     ResponsesRequest,
 )
+from deployments.api.dialects.responses.responses_dialect import ResponsesDialect
+from deployments.api.dialects.responses.responses_reply import ResponsesReply
 from deployments.api.http.dialect import Events
 from deployments.api.http.json_bodies import parse_object
 from deployments.config.api_config import ApiConfig
 from rapid.errors import BadRequest
 from rapid.messages import GenerateRequest
 from rapid.ports import Clock
-from rapid.requests import MAX_NAME, Fields, Text, bad_request
+from rapid.requests.refusing import bad_request
+from rapid.requests.request_fields import MAX_NAME, Fields, Text
 
 _ASK = (
     "Sum up what was said so far for somebody who has not read it: what was asked, found, agreed "

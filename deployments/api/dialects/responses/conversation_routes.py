@@ -11,15 +11,15 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from deployments.api.dialects.responses.input_items import Json, name_items, read_items
+from deployments.api.dialects.responses.body.input_items import Json, name_items, read_items
 from deployments.api.files.bodies_of_files import Metadata
 from deployments.api.files.file_routes import Endpoint, read_cut
 from deployments.api.files.objects import deletion_object, list_of
 from deployments.api.http.bodies import Bodies
 from deployments.api.http.json_bodies import read_fields
 from library.library_access import LibraryAccess
-from library.schema import ConversationRow
-from rapid.requests import Fields
+from library.storage.schema import ConversationRow
+from rapid.requests.request_fields import Fields
 
 _MOST_ITEMS = 20  # of one request, as OpenAI's
 _NS = 10**9  # nanoseconds of a second

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from deployments.api.dialects.responses.input_items import Json
+from deployments.api.dialects.responses.body.input_items import Json
 
 Step = Sequence[int]
 """An item's place in the output, the characters that it grew by, and its log-probabilities."""

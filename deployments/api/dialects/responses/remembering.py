@@ -9,18 +9,18 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from deployments.api.dialects.responses.input_items import Json, count_characters, lighten
-from deployments.api.dialects.responses.responses_request import (
+from deployments.api.dialects.responses.body.input_items import Json, count_characters, lighten
+from deployments.api.dialects.responses.body.responses_request import (
     Past,
     ResponsesQuestion,
     ResponsesRequest,
 )
 from deployments.config.api_config import ApiConfig
-from library.kept_responses import Link
+from library.files.stored_documents import StoredText
 from library.library_access import Library, LibraryAccess
-from library.listing import Cut
-from library.running_responses import LEASE_S, Growth
-from library.stored_documents import StoredText
+from library.responses.kept_responses import Link
+from library.responses.running_responses import LEASE_S, Growth
+from library.storage.listing import Cut
 from rapid.errors import BadRequest, LibraryUnavailable, RapidError, UnknownDocument
 from rapid.receipt import ChunkUsed, Receipt
 

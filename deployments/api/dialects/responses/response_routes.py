@@ -11,16 +11,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.api.dialects.responses.background import BackgroundAnswers, tell_error
+from deployments.api.dialects.responses.body.input_items import Json
 from deployments.api.dialects.responses.growing_response import tell_again
-from deployments.api.dialects.responses.input_items import Json
 from deployments.api.dialects.responses.responses_reply import frame
 from deployments.api.files.file_routes import Endpoint, read_cut
 from deployments.api.files.objects import list_of
 from deployments.api.http.event_stream import EventStream
-from library.kept_responses import Progress
 from library.library_access import LibraryAccess
-from library.listing import Cut
-from library.schema import ResponseRow
+from library.responses.kept_responses import Progress
+from library.storage.listing import Cut
+from library.storage.schema import ResponseRow
 from rapid.errors import BadRequest, TooManyRequests
 
 _EVENTS = "text/event-stream"

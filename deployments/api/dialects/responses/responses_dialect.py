@@ -6,16 +6,16 @@ import asyncio
 
 from deployments.api.backend.continuing import Cursor
 from deployments.api.dialects.chat.wire import Json
-from deployments.api.dialects.responses.input_items import read_items
-from deployments.api.dialects.responses.remembering import Memory
-from deployments.api.dialects.responses.responses_reply import ResponsesReply
-from deployments.api.dialects.responses.responses_request import (
+from deployments.api.dialects.responses.body.input_items import read_items
+from deployments.api.dialects.responses.body.responses_request import (
     Past,
     ResponsesQuestion,
     ResponsesRequest,
     ask,
     read_body,
 )
+from deployments.api.dialects.responses.remembering import Memory
+from deployments.api.dialects.responses.responses_reply import ResponsesReply
 from deployments.api.http.json_bodies import parse_object
 from deployments.config.api_config import ApiConfig
 from library.library_access import LibraryAccess

@@ -17,12 +17,12 @@ from deployments.api.dialects.chat.wire import (
     render_tokens,
     usage,
 )
+from deployments.api.dialects.responses.body.input_items import name_items
+from deployments.api.dialects.responses.body.responses_request import ResponsesQuestion
 from deployments.api.dialects.responses.growing_response import GrowingResponse, hide_results
-from deployments.api.dialects.responses.input_items import name_items
 from deployments.api.dialects.responses.remembering import Memory
-from deployments.api.dialects.responses.responses_request import ResponsesQuestion
 from deployments.api.http.dialect import Events
-from library.running_responses import Growth
+from library.responses.running_responses import Growth
 from rapid.errors import BadRequest, EngineFailed, LibraryUnavailable
 from rapid.events import (
     LENGTH,

@@ -11,8 +11,8 @@ from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig
 from library.accounts import api_keys
 from library.accounts.books import Accounts
-from library.database import Database
 from library.library_access import LibraryAccess
+from library.storage.database import Database
 from tests.deployments.scripted import ScriptedOrchestrator
 
 CHAT = "/v1/chat/completions"

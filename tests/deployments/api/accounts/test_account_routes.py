@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from library.accounts import tenant_limits
-from library.database import Database
+from library.storage.database import Database
 from rapid.errors import TargetUnavailable
 from rapid.events import Finished, TextDelta
 from tests.deployments.api.accounts.doors import CHAT, AccountDoor

@@ -10,7 +10,7 @@ import pytest
 from deployments.api.gate.quotas import BoardCall, Limits, QuotaBoard, Quotas
 from library.accounts.tenant_limits import write_limits
 from library.accounts.usage_ledger import sum_usage
-from library.database import Database
+from library.storage.database import Database
 from rapid.errors import EngineFailed, Overloaded, TargetUnavailable
 from rapid.events import Finished, TextDelta
 from tests.deployments.api.accounts.doors import AccountDoor

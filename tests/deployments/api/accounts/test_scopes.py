@@ -15,9 +15,9 @@ from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
 from library.accounts.books import Accounts
 from library.accounts.callers import SCOPES
-from library.database import Database
 from library.library_access import LibraryAccess
 from library.library_config import LibraryConfig
+from library.storage.database import Database
 from rapid.errors import LibraryUnavailable
 from tests.deployments.api.accounts.doors import ASK, CHAT, AccountDoor
 from tests.deployments.api.fuzzing import NEEDS

@@ -14,7 +14,7 @@ from deployments.api import console
 from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
-from rapid.answering.decisions import SAYS_NOTHING
+from rapid.answering.mode.decisions import SAYS_NOTHING
 from tests.deployments.scripted import ScriptedOrchestrator
 
 FOLDER = Path(console.__file__).parent / "static"

@@ -17,10 +17,10 @@ from deployments.api.files import file_routes
 from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
-from library.database import Database
 from library.ingestion import Ingestion
 from library.library_access import LibraryAccess
 from library.library_config import LibraryConfig
+from library.storage.database import Database
 from rapid.chat_messages import Document, DocumentRef
 from retrieval import RetrievalConfig
 from retrieval.chunking import Chunk, RetrievedChunk

@@ -17,9 +17,9 @@ import httpx
 import openai
 import pytest
 
-from library.blobs import Blobs
 from library.library_config import LibraryConfig
 from library.parsing import ParsingLimits
+from library.storage.blobs import Blobs
 from library.upkeep import verify
 from tests.deployments.api.files.test_files_by_sdk import TEXT, World, ask
 from tests.deployments.api.fuzzing import read_here
@@ -283,7 +283,7 @@ class TestAway:
     async def test_a_database_that_says_nothing_is_not_waited_for_without_end(
         self, postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr("library.database._WAIT_S", 2.0)
+        monkeypatch.setattr("library.storage.database._WAIT_S", 2.0)
         async with cut_world(postgres, tmp_path, monkeypatch) as (line, world):
             await line.open()
             await world.upload()
@@ -415,7 +415,7 @@ async def cut_world(
     postgres: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[Line, World]]:
     """A world whose database is behind a line, which is cut."""
-    from library.database import Database
+    from library.storage.database import Database
 
     read_here(monkeypatch)
     emptied = Database(postgres)

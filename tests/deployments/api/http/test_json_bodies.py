@@ -20,7 +20,7 @@ from deployments.api.http.json_bodies import (
     read_priority,
 )
 from rapid.errors import BadRequest
-from rapid.requests import Fields
+from rapid.requests.request_fields import Fields
 
 
 def test_items_are_counted_before_they_are_parsed() -> None:

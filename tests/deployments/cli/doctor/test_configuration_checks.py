@@ -10,7 +10,7 @@ import pytest
 
 from deployments.cli.doctor import configuration_checks as checks
 from deployments.cli.doctor.subject import Subject
-from rapid.checkpoints import hub
+from rapid.checkpoints.downloads import hub
 from rapid.embedded import DRAFTER
 from tests.deployments.cli.doctor.healthy import HEALTHY, ROOT, shipped, write_config
 from tests.deployments.config.swapped import swap_tokens

@@ -9,7 +9,7 @@ import pytest
 from deployments.cli.questions import question_options
 from deployments.cli.questions.error_words import advise
 from rapid import config, transfers
-from rapid.answering.request_plan import RequestPlan, answer_tokens
+from rapid.answering.plan.request_plan import RequestPlan, answer_tokens
 from rapid.errors import PromptTooLong
 
 

@@ -22,7 +22,7 @@ from rapid.engines.attention.work_items import (
     tiling_of,
     work_table,
 )
-from rapid.engines.forward.buckets import bucket_of, pad_rows
+from rapid.engines.forward.graphs.buckets import bucket_of, pad_rows
 from rapid.engines.kv import cache
 from rapid.engines.kv.cache import PageRun, PageTable
 

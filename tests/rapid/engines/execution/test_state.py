@@ -14,7 +14,7 @@ import torch
 from rapid.config import SpeculationConfig
 from rapid.engines.engine import Engine
 from rapid.engines.execution.replies import Reply
-from rapid.engines.kv.prefix_cache import page_names
+from rapid.engines.kv.page_names import page_names
 from rapid.engines.kv.sequences import Gap
 from rapid.engines.work.base import Commit
 from rapid.engines.work.drafting import Draft
@@ -106,7 +106,7 @@ async def test_a_long_prompt_is_hashed_before_the_engine_is_locked(
         seen.append(engine._state.guard._is_owned())  # type: ignore[attr-defined]
         return page_names(*arguments, **flags)
 
-    monkeypatch.setattr("rapid.engines.kv.lease_ledger.page_names", names)
+    monkeypatch.setattr("rapid.engines.kv.leases.lease_ledger.page_names", names)
     await engine.open(lease_request("a", PROMPT))
     assert seen == [False]
 
@@ -130,7 +130,7 @@ async def test_the_event_loop_neither_names_nor_lists_a_long_prompt(
         named.append(threading.get_ident())
         return page_names(*arguments, **flags)
 
-    monkeypatch.setattr("rapid.engines.kv.lease_ledger.page_names", names)
+    monkeypatch.setattr("rapid.engines.kv.leases.lease_ledger.page_names", names)
     monkeypatch.setattr("rapid.engines.engine._NAMED_AT_ONCE", len(PROMPT) - 1)
     prompt = as_prompt(PROMPT).view(Prompt)
     prompt.listed = []
@@ -152,7 +152,7 @@ async def test_giving_up_while_a_long_prompt_is_named_opens_nothing(
         may_end.wait(timeout=10)
         return page_names(*arguments, **flags)
 
-    monkeypatch.setattr("rapid.engines.kv.lease_ledger.page_names", names)
+    monkeypatch.setattr("rapid.engines.kv.leases.lease_ledger.page_names", names)
     monkeypatch.setattr("rapid.engines.engine._NAMED_AT_ONCE", 0)
     opening = asyncio.ensure_future(engine.open(lease_request("a", PROMPT)))
     await asyncio.to_thread(began.wait)

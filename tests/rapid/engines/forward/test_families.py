@@ -17,15 +17,15 @@ import rapid
 from rapid.config import SamplingConfig
 from rapid.engines.attention.batch import Feed, assemble
 from rapid.engines.forward import opening
-from rapid.engines.forward.decoder import decoder_of
-from rapid.engines.forward.loading import LoadedModel, load_model
+from rapid.engines.forward.layers.decoder import decoder_of
 from rapid.engines.forward.opening import page_context
 from rapid.engines.forward.runner import Runner
-from rapid.engines.forward.shards import RankPart, Shard
+from rapid.engines.forward.sharding.shards import RankPart, Shard
 from rapid.engines.forward.tiles import TiledRunner
+from rapid.engines.forward.weights.loading import LoadedModel, load_model
 from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 from rapid.errors import ConfigurationError
-from tests.rapid.engines.forward.test_shards import on_ranks, steps
+from tests.rapid.engines.forward.sharding.test_shards import on_ranks, steps
 from tests.rapid.tiny_families import (
     MORE_FAMILIES,
     family_checkpoint,

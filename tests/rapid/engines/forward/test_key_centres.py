@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from rapid.engines.attention.batch import Feed
 from rapid.engines.forward.key_centres import key_centres
-from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.runner import Runner
+from rapid.engines.forward.weights.loading import LoadedModel, load_model
 from rapid.engines.kv.cache import KVCache, PageRun, PageTable
 from tests.rapid.tiny_families import family_checkpoint, family_model
 from tests.rapid.tiny_models import engine_config, loaded, random_prompt

@@ -16,10 +16,10 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from rapid.checkpoints.facts import read_model_facts
 from rapid.checkpoints.memory import memory_needs
 from rapid.config import EngineConfig
-from rapid.engines.forward.loading import load_model
-from rapid.engines.forward.shards import RankPart, Shard
+from rapid.engines.forward.sharding.shards import RankPart, Shard
+from rapid.engines.forward.weights.loading import load_model
 from rapid.errors import ConfigurationError
-from tests.rapid.engines.forward.test_shards import on_ranks, steps
+from tests.rapid.engines.forward.sharding.test_shards import on_ranks, steps
 from tests.rapid.tiny_families import family_checkpoint, family_config, reference_of
 
 SETTINGS = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}

@@ -10,8 +10,8 @@ from accelerate import dispatch_model
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
 from rapid.engines.attention.batch import Feed
-from rapid.engines.forward.loading import load_model
 from rapid.engines.forward.runner import Runner
+from rapid.engines.forward.weights.loading import load_model
 from rapid.engines.kv.cache import KVCache, KVLayout, PageRun, PageTable
 from tests.rapid.tiny_models import engine_config, loaded, random_prompt, reference_logits
 

@@ -13,15 +13,15 @@ from safetensors.torch import load_file, save_file
 
 import rapid
 from rapid.config import SamplingConfig, SpeculationConfig
-from rapid.engines.forward.decoder import decoder_of
-from rapid.engines.forward.loading import load_model
-from rapid.engines.forward.products import QuantizedLinear, check_stored
-from rapid.engines.forward.quantization import StoredWeights
-from rapid.engines.forward.shards import RankPart, Shard
+from rapid.engines.forward.layers.decoder import decoder_of
+from rapid.engines.forward.linear.products import QuantizedLinear, check_stored
+from rapid.engines.forward.sharding.shards import RankPart, Shard
+from rapid.engines.forward.weights.loading import load_model
+from rapid.engines.forward.weights.quantization import StoredWeights
 from rapid.errors import ConfigurationError
 from rapid.planning.packed_bits import StoredBits
-from tests.rapid.engines.forward.test_products import check_fused_decoder, far_off
-from tests.rapid.engines.forward.test_shards import on_ranks, steps
+from tests.rapid.engines.forward.linear.test_products import check_fused_decoder, far_off
+from tests.rapid.engines.forward.sharding.test_shards import on_ranks, steps
 from tests.rapid.tiny_models import random_prompt
 from tests.rapid.tiny_stored import PUBLISHED, publish
 

@@ -13,14 +13,14 @@ from pydantic import ValidationError
 from rapid.config import EngineConfig, SpeculationConfig, WindowDrafting
 from rapid.engines.attention.batch import Feed
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import LoadedModel, load_model
 from rapid.engines.forward.tiles import tiles
+from rapid.engines.forward.weights.loading import LoadedModel, load_model
 from rapid.engines.kv.cache import PageRun, PageTable
 from rapid.engines.local_ports import EngineDrafter, EngineVerifier
 from rapid.errors import ConfigurationError
 from rapid.messages import Float32Array, Int32Array, Verdict
 from rapid.speculation.loop import speculate
-from tests.rapid.engines.forward.test_shards import headed
+from tests.rapid.engines.forward.sharding.test_shards import headed
 from tests.rapid.engines.test_engine import block_of
 from tests.rapid.tiny_models import (
     FAMILIES,

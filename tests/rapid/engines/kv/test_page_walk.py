@@ -26,10 +26,10 @@ from rapid.engines.engine import Engine
 from rapid.engines.execution.compute import ComputeThread
 from rapid.engines.execution.scheduling import Scheduled, Scheduler
 from rapid.engines.kv.cache import KVCache, KVLayout, PageTable
-from rapid.engines.kv.disk_tier import DiskTier, Job
-from rapid.engines.kv.host_tier import HostTier, Move, RestorePace
-from rapid.engines.kv.lanes import Landed, Lane, Mark, Pairs
-from rapid.engines.kv.prefix_cache import page_names
+from rapid.engines.kv.page_names import page_names
+from rapid.engines.kv.tiers.disk_tier import DiskTier, Job
+from rapid.engines.kv.tiers.host_tier import HostTier, Move, RestorePace
+from rapid.engines.kv.tiers.lanes import Landed, Lane, Mark, Pairs
 from rapid.engines.work.base import Work
 from rapid.errors import RapidError
 from rapid.messages import Float32Array, LeaseRequest, PrefillReceipt, as_prompt

@@ -18,9 +18,10 @@ from rapid.engines.attention.kernel_inputs import AttentionInputs
 from rapid.engines.attention.shared_prefixes import SharedPrefix
 from rapid.engines.engine import Engine
 from rapid.engines.execution.scheduling import Scheduled
-from rapid.engines.kv.cache import KVCache, KVLayout, PagePool, PageRun
-from rapid.engines.kv.host_tier import HostTier, Move
-from rapid.engines.kv.prefix_cache import PrefixCache, page_names, pages_of
+from rapid.engines.kv.cache import KVCache, KVLayout, PagePool, PageRun, pages_of
+from rapid.engines.kv.page_names import page_names
+from rapid.engines.kv.prefix_cache import PrefixCache
+from rapid.engines.kv.tiers.host_tier import HostTier, Move
 from rapid.engines.local_ports import EngineDrafter, EngineVerifier
 from rapid.errors import EngineFailed
 from rapid.messages import Int32Array, as_prompt

@@ -9,7 +9,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from rapid.engines.forward.loading import LoadedModel
+from rapid.engines.forward.weights.loading import LoadedModel
 from rapid.engines.parallel.leading import load_replica
 from tests.rapid.tiny_models import engine_config
 

@@ -18,7 +18,7 @@ import torch
 
 from rapid.config import EngineConfig
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import LoadedModel
+from rapid.engines.forward.weights.loading import LoadedModel
 from rapid.engines.parallel import leading
 from rapid.engines.parallel.gang import Gang
 from rapid.engines.parallel.leading import load_replica

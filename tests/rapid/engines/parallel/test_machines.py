@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from rapid.engines.engine import Engine
-from rapid.engines.forward import loading
+from rapid.engines.forward.weights import loading
 from rapid.engines.parallel import following, leading, machines
 from rapid.engines.parallel.leading import load_replica
 from rapid.engines.parallel.machines import Invitation, join, start_ranks

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rapid.engines.engine import Engine
-from rapid.engines.forward.loading import LoadedModel
-from rapid.engines.kv.page_files import PageFiles
+from rapid.engines.forward.weights.loading import LoadedModel
+from rapid.engines.kv.tiers.page_files import PageFiles
 from rapid.messages import Int32Array
-from tests.rapid.engines.kv.test_disk_tier import ask, until_idle
+from tests.rapid.engines.kv.tiers.test_disk_tier import ask, until_idle
 from tests.rapid.tiny_models import (
     engine_config,
     lease_request,

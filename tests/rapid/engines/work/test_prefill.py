@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from rapid.engines.kv.cache import KVCache, KVLayout, PagePool
-from rapid.engines.kv.lease_ledger import LeaseLedger
+from rapid.engines.kv.leases.lease_ledger import LeaseLedger
 from rapid.engines.kv.rings import KeptWindows, RingPool
 from rapid.engines.work.prefill import Prefill
 from rapid.errors import OutOfStep
-from tests.rapid.engines.kv.test_lease_ledger import Ledger
+from tests.rapid.engines.kv.leases.test_lease_ledger import Ledger
 from tests.rapid.engines.kv.test_rings import PLAN, cache_of
 from tests.rapid.tiny_models import lease_request, random_prompt
 

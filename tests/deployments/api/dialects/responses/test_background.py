@@ -17,8 +17,8 @@ from deployments.api.dialects.responses import responses_reply
 from deployments.api.dialects.responses.responses_reply import frame
 from deployments.api.ingress import Ingress
 from deployments.config.tenants import TENANT
-from library import running_responses
 from library.library_access import LibraryAccess
+from library.responses import running_responses
 from rapid.errors import LibraryUnavailable, PromptTooLong, TargetUnavailable
 from rapid.events import Finished, TextDelta
 from tests.deployments.api.dialects.responses.test_responses_by_sdk import CALLS, WEATHER

@@ -8,8 +8,8 @@ import openai
 import pytest
 from openai.types.responses.response_compact_params import ResponseCompactParams
 
+from deployments.api.dialects.responses.body.input_items import seal, unseal
 from deployments.api.dialects.responses.compacting import CompactRequest
-from deployments.api.dialects.responses.input_items import seal, unseal
 from rapid.events import Finished, TextDelta
 from tests.deployments.api.dialects.responses.test_responses_by_sdk import THOUGHT, serve
 from tests.deployments.api.files.test_files_by_sdk import World, world  # pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from pydantic import BaseModel
 
-from deployments.api.dialects.responses.responses_request import _UNSUPPORTED, ResponsesRequest
+from deployments.api.dialects.responses.body.responses_request import _UNSUPPORTED, ResponsesRequest
 from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig
 from rapid.chat_messages import ThinkingRequest

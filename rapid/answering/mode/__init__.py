@@ -1,0 +1,1 @@
+"""The mode of a request: what decides on it, and why."""

@@ -1,0 +1,1 @@
+"""What the models read: prompts of chats, with documents or what was retrieved of them."""

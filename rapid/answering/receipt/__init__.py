@@ -1,0 +1,1 @@
+"""What is told of a complete answer: its receipt, citations and explanations."""

@@ -1,0 +1,1 @@
+"""The thinking before an answer, told apart from its text."""

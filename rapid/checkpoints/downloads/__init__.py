@@ -1,0 +1,1 @@
+"""Models from elsewhere: whether they can be had, and fetching them."""

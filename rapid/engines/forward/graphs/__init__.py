@@ -1,0 +1,1 @@
+"""Steps as captured CUDA graphs, by the shapes that they are padded to."""

@@ -1,0 +1,1 @@
+"""The layers that all families of models share, and their small operations."""

@@ -1,0 +1,1 @@
+"""One model over several processes: how they meet, and what each has of it."""

@@ -1,0 +1,1 @@
+"""Stores of chunks: of this process, in a folder, or shared on a Qdrant server."""

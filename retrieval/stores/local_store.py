@@ -1,0 +1,301 @@
+"""The chunk store inside the process: exact products over the vectors of the documents searched."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.chunking import Chunk, RetrievedChunk
+from retrieval.embeddings.embedding import Embedding, SparseVector, VectorSpace, check_space
+from retrieval.ranking import NOT_FOUND, fuse, rank
+from retrieval.settings import LocalStoreConfig
+from retrieval.stores.document_files import DocumentFiles, DocumentKey
+from retrieval.stores.store import StoredDocument, is_of_text
+
+_CHUNK_FIELDS = tuple(field.name for field in fields(Chunk))
+
+Result = TypeVar("Result")
+
+
+class LocalChunkStore:
+    """A `ChunkStore` of one retriever, in memory; with files, its documents outlive the process.
+
+    A document's vectors are arrays of their own, so a search reads no document but those it is
+    about. Arrays are built, searched, written and read in threads.
+    """
+
+    outage = None
+
+    def __init__(self, space: VectorSpace, files: DocumentFiles | None = None) -> None:
+        self._space = space
+        self._files = files
+        self._documents: dict[DocumentKey, _Vectors] = {}
+        # One thread, so that a file is removed after it is written, though nobody waits for that.
+        self._filing = ThreadPoolExecutor(1, thread_name_prefix="chunks")
+
+    @classmethod
+    def open(cls, config: LocalStoreConfig, space: VectorSpace, index: str) -> Self:
+        """Open the store, and its folder if it has one.
+
+        Args:
+            index: The name of everything beside a text that decides its chunks and vectors.
+
+        Raises:
+            StoreUnavailable: See `DocumentFiles`.
+        """
+        if config.folder is None:
+            return cls(space)
+        of = f"{index}-{space.dense_size or 0}"  # a model may change where its name does not
+        return cls(space, DocumentFiles(Path(config.folder), of, config.ttl_s))
+
+    @property
+    def num_chunks(self) -> int:
+        """The number of chunks that take memory."""
+        return sum(len(each.chunks) for each in self._documents.values())
+
+    @asynccontextmanager
+    async def claim(self, tenant: str, document_id: str) -> AsyncIterator[StoredDocument | None]:
+        """Enter with the document if it is stored; see `ChunkStore.claim`."""
+        key = tenant, document_id
+        if key not in self._documents:
+            arrays = await self._file(lambda files: files.read(key))
+            if arrays is not None:
+                self._documents[key] = await asyncio.to_thread(_Vectors.from_arrays, arrays)
+        held = self._documents.get(key)
+        try:
+            yield held.stored if held else None
+        except BaseException:
+            await self.delete(tenant, document_id)
+            raise
+
+    async def add(
+        self,
+        tenant: str,
+        document_id: str,
+        chunks: Sequence[Chunk],
+        embeddings: Sequence[Embedding],
+        num_tokens: int,
+    ) -> StoredDocument:
+        """Add a document, in place of what was stored under its id; see `ChunkStore.add`."""
+        held = await asyncio.to_thread(
+            _Vectors.of, chunks, embeddings, num_tokens, space=self._space
+        )
+        key = tenant, document_id
+        await self._file(lambda files: files.write(key, held.to_arrays()))
+        self._documents[key] = held
+        return held.stored
+
+    async def search(
+        self,
+        tenant: str,
+        document_ids: Sequence[str],
+        query: Embedding,
+        *,
+        limit: int,
+        floor: float,
+    ) -> list[RetrievedChunk]:
+        """Search as `ChunkStore.search` specifies; nothing is ever missing."""
+        documents = {
+            (tenant, each): self._documents[tenant, each]
+            for each in document_ids
+            if (tenant, each) in self._documents
+        }
+
+        def find() -> list[RetrievedChunk]:
+            if self._files:
+                self._files.use(documents)
+            return self._search([*documents.values()], query, limit, floor)
+
+        return await asyncio.to_thread(find)
+
+    def _search(
+        self, documents: Sequence[_Vectors], query: Embedding, limit: int, floor: float
+    ) -> list[RetrievedChunk]:
+        ends = np.cumsum([len(each.chunks) for each in documents], dtype=np.intp)
+        cosines: NDArray[np.float64] | None = None
+        if not documents or not ends[-1]:
+            return []
+        if query.dense is not None:
+            dense = [each.dense @ query.dense for each in documents if each.dense is not None]
+            cosines = np.concatenate(dense).astype(np.float64)
+            best = rank(np.where(cosines >= floor, cosines, NOT_FOUND))
+            if query.sparse is not None and query.sparse.terms:
+                by_words = rank(self._by_words(documents, query.sparse, ends))
+                best = fuse(best, by_words, int(ends[-1]), self._space.sparse_weight, limit)
+        else:
+            assert query.sparse is not None
+            scores = self._by_words(documents, query.sparse, ends)
+            best = rank(np.where(scores >= floor, scores, NOT_FOUND))
+        found = []
+        for place, score in zip(best.places[:limit], best.scores[:limit], strict=True):
+            at = ends.searchsorted(place, "right")
+            chunk = documents[at].chunks[place - ends[at]]  # counted from its document's end
+            cosine = None if cosines is None else float(cosines[place])
+            found.append(RetrievedChunk(**asdict(chunk), score=float(score), cosine=cosine))
+        return found
+
+    def _by_words(
+        self, documents: Sequence[_Vectors], query: SparseVector, ends: NDArray[np.intp]
+    ) -> NDArray[np.float64]:
+        """Return the products of term weights, of chunks that share a term with the query.
+
+        Args:
+            documents: The documents.
+            query: The weights of the query's terms.
+            ends: The number of chunks of all documents to each one's end.
+        """
+        numbers = np.array(query.terms, np.uint32)
+        indexes = [each.terms for each in documents]
+        firsts = np.array([each.terms.searchsorted(numbers, "left") for each in indexes])
+        lasts = np.array([each.terms.searchsorted(numbers, "right") for each in indexes])
+        lengths = lasts - firsts  # [documents, terms]
+        idf = np.ones(len(numbers))
+        if self._space.idf:  # counted over these documents, by Qdrant's formula
+            total, counts = sum(each.num_rows for each in indexes), lengths.sum(axis=0)
+            idf = np.log((total - counts + 0.5) / (counts + 0.5) + 1)
+        which, term = np.nonzero(lengths)
+        num_chunks = int(ends[-1])
+        if not len(which):
+            return np.full(num_chunks, NOT_FOUND)
+        spans = [*zip(which, firsts[which, term], lasts[which, term], strict=True)]
+        lengths = lengths[which, term]
+        rows = np.concatenate([indexes[each].rows[first:last] for each, first, last in spans])
+        rows = rows + np.repeat(np.concatenate([[0], ends])[which], lengths)
+        weights = np.concatenate([indexes[each].weights[first:last] for each, first, last in spans])
+        parts = weights * np.repeat((idf * query.weights)[term], lengths)
+        sums = np.bincount(rows, weights=parts, minlength=num_chunks)
+        return np.where(np.bincount(rows, minlength=num_chunks) > 0, sums, NOT_FOUND)
+
+    async def evict(self, tenant: str, document_id: str) -> None:
+        """Free a document's memory; its file stays."""
+        self._documents.pop((tenant, document_id), None)
+
+    async def delete(self, tenant: str, document_id: str) -> None:
+        """Delete a document; see `ChunkStore.delete`."""
+        key = tenant, document_id
+        self._documents.pop(key, None)
+        await self._file(lambda files: files.remove(key))
+
+    async def delete_text(self, tenant: str, text_id: str) -> int:
+        """Delete all documents of a text; see `ChunkStore.delete_text`."""
+        keys = [key for key in self._documents if is_of_text(key, tenant, text_id)]
+        for key in keys:
+            del self._documents[key]
+        removed = await self._file(lambda files: files.remove_text((tenant, text_id)))
+        return max(removed or 0, len(keys))
+
+    async def close(self) -> None:
+        """Free the memory of all documents, and let another process have their files."""
+        self._documents.clear()
+        await asyncio.to_thread(self._filing.shutdown)
+        if self._files:
+            self._files.close()
+
+    async def _file(self, call: Callable[[DocumentFiles], Result]) -> Result | None:
+        """Call something with the files, in their thread; return None where there are none."""
+        if self._files is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._filing, call, self._files)
+
+
+@dataclass(frozen=True, slots=True)
+class _TermIndex:
+    """The term weights of a document's chunks, sorted by term; each with its chunk in `rows`."""
+
+    terms: NDArray[np.uint32]
+    rows: NDArray[np.int32]
+    weights: NDArray[np.float32]
+    num_rows: int
+
+    @classmethod
+    def of(cls, vectors: Sequence[SparseVector]) -> Self:
+        """Make an index by term of the vectors of chunks, which are numbered in this order."""
+        lengths = [len(each.terms) for each in vectors]
+        terms = np.fromiter((t for each in vectors for t in each.terms), np.uint32, sum(lengths))
+        weights = np.fromiter((w for v in vectors for w in v.weights), np.float32, sum(lengths))
+        rows = np.repeat(np.arange(len(vectors), dtype=np.int32), lengths)
+        order = np.argsort(terms, kind="stable")
+        return cls(terms[order], rows[order], weights[order], sum(map(bool, lengths)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Vectors:
+    """A document in memory; chunks without vectors could not be found, and are left out.
+
+    Attributes:
+        dense: Vectors of unit length [chunks, dense_size]; None where the space has none.
+    """
+
+    chunks: tuple[Chunk, ...]
+    dense: NDArray[np.float32] | None
+    terms: _TermIndex
+    stored: StoredDocument
+
+    @classmethod
+    def of(
+        cls,
+        chunks: Sequence[Chunk],
+        embeddings: Sequence[Embedding],
+        num_tokens: int,
+        *,
+        space: VectorSpace,
+    ) -> Self:
+        """Build the arrays of a document.
+
+        Raises:
+            CollectionMismatch: A vector is not of the space.
+        """
+        for each in embeddings:
+            check_space(each, space, "the local store")
+        findable = [
+            (chunk, each)
+            for chunk, each in zip(chunks, embeddings, strict=True)
+            if each.dense is not None or (each.sparse is not None and each.sparse.terms)
+        ]
+        dense = None
+        if space.dense_size is not None:
+            rows = [each.dense for _, each in findable if each.dense is not None]
+            dense = np.array(rows, dtype=np.float32).reshape(len(rows), space.dense_size)
+        nothing = SparseVector((), ())
+        return cls(
+            tuple(chunk for chunk, _ in findable),
+            dense,
+            _TermIndex.of([each.sparse or nothing for _, each in findable]),
+            StoredDocument(len(findable), num_tokens),
+        )
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the content of the document's file."""
+        about = {
+            "chunks": {
+                name: [getattr(each, name) for each in self.chunks] for name in _CHUNK_FIELDS
+            },
+            "num_tokens": self.stored.num_tokens,
+            "num_rows": self.terms.num_rows,
+        }
+        terms = {name: getattr(self.terms, name) for name in ("terms", "rows", "weights")}
+        dense = {} if self.dense is None else {"dense": self.dense}
+        return {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)} | terms | dense
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Return the document of a file with this content."""
+        about = json.loads(arrays["about"].tobytes())
+        chunks = tuple(map(Chunk, *(about["chunks"][name] for name in _CHUNK_FIELDS)))
+        terms = {name: arrays[name] for name in ("terms", "rows", "weights")}
+        return cls(
+            chunks,
+            arrays.get("dense"),
+            _TermIndex(**terms, num_rows=about["num_rows"]),
+            StoredDocument(len(chunks), about["num_tokens"]),
+        )
