@@ -19,7 +19,7 @@ from deployments.cli.questions.answer_stream import (
     stream_answer,
 )
 from deployments.cli.questions.citations import origin, passages, source_objects, warn_of_nothing
-from deployments.cli.questions.local_documents import read_documents
+from deployments.cli.questions.local_documents import NamedSize, read_documents
 from deployments.cli.questions.question_options import (
     DocumentOption,
     MaxTokensOption,
@@ -149,7 +149,9 @@ def ask(
                     "no document is given, and this server's models can only look up answers in "
                     "one: name it with --document FILE"
                 )
-        kept = [_name_of(client, each) for each in file or ()]
+        kept = [_find_kept(client, each) for each in file or ()]
+        kept_names = [name for name, _ in kept]
+        named = [] if as_json else [*texts, *kept_names]
         body = make_body(card["id"], messages, rapid, max_completion_tokens=max_tokens, **sampling)
         try:
             stream_answer(
@@ -158,14 +160,15 @@ def ask(
                 card,
                 answer,
                 (lambda _: None) if as_json else lambda text: typer.echo(text, nl=False),
-                warn=lambda reason: warn_of_nothing(reason, [] if as_json else [*texts, *kept]),
+                warn=lambda reason: warn_of_nothing(reason, named),
+                kept=kept,
             )
         finally:
             if answer.text and not as_json:
                 typer.echo()
     if receipt_file is not None:
         _write(receipt_file, body, answer.receipt, is_embedded=is_embedded(card))
-    documents: Mapping[str, ParsedText | None] = {**texts, **dict.fromkeys(kept)}
+    documents: Mapping[str, ParsedText | None] = {**texts, **dict.fromkeys(kept_names)}
     if as_json:
         print_json(
             {
@@ -220,12 +223,13 @@ def warn_of_foreign(texts: Mapping[str, str], question: str, cards: Sequence[_Js
         )
 
 
-def _name_of(client: httpx.Client, file_id: str) -> str:
-    """Return the name of a file that the server keeps."""
+def _find_kept(client: httpx.Client, file_id: str) -> NamedSize:
+    """Return the name of a file that the server keeps, and its characters; 0 if it is not read."""
     response = client.get(f"/v1/files/{file_id}")
     if response.status_code != 200:
         refuse(response.status_code, response.content)
-    return str(response.json()["filename"])
+    found = response.json()
+    return str(found["filename"]), found["rapid"]["characters"] or 0
 
 
 def _table(receipt: _Json, final: _Json) -> Table:
