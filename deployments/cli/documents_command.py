@@ -129,7 +129,8 @@ def remove(
             for each in certificate.get("searched", ()):
                 size, removed = f"{each['bytes']:,}", str(each["removed"])
                 table.add_row(each["place"], size, removed, each.get("pending", ""))
-            out.print(table)
+            if table.row_count:
+                out.print(table)
             is_gone = certificate.get("state") == "gone"
             left = "nothing is left of it" if is_gone else "ask again whether all of it is gone"
             note(f"{file_id} is deleted: {left}")

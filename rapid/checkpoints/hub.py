@@ -41,7 +41,7 @@ def is_offline() -> bool:
     """Return whether this process asks no hub: its user forbids it, or the hub does not answer."""
     from huggingface_hub import is_offline_mode
 
-    return is_offline_mode()
+    return bool(is_offline_mode())
 
 
 def check_available(models: Iterable[str]) -> None:

@@ -202,25 +202,31 @@ def _write(path: Path, body: _Json, receipt: _Json, *, is_embedded: bool) -> Non
         fail(f"{path} cannot be written: {error.strerror}")
 
 
-def warn_of_foreign(texts: Mapping[str, str], question: str, cards: Sequence[_Json]) -> None:
-    """Say of texts that the embedded models cannot understand that they cannot, and which could."""
+def warn_of_foreign(texts: Mapping[str, str], question: str, cards: Sequence[_Json]) -> bool:
+    """Say of words that the embedded models have never read that they have not, and who reads them.
+
+    Returns whether there are such words: in one of the texts, or else in the question.
+    """
     from rapid.embedded.wording import unknown_share
 
-    texts = texts or {"the question": question}
     shares = {name: unknown_share(text) for name, text in texts.items()}
-    name = max(shares, key=lambda each: shares[each])
-    if shares[name] > _FOREIGN:
-        others = [card["id"] for card in cards if not is_embedded(card)]
-        instead = (
-            f"ask with --model {others[0]}"
-            if others
-            else f"run '{rapid_command()} models get {_OWN_TEXT}', then 'make run' again"
-        )
-        note(
-            "this model understands only documents that 'rapid sample-document' has made, and "
-            f"{shares[name]:.0%} of the words of {name} are unknown to it: for English text of "
-            f"your own, {instead}"
-        )
+    name = max(shares, key=lambda each: shares[each], default="the question")
+    if shares.get(name, 0) <= _FOREIGN:
+        name, shares = "the question", {"the question": unknown_share(question)}
+    if shares[name] <= _FOREIGN:
+        return False
+    others = [card["id"] for card in cards if not is_embedded(card)]
+    instead = (
+        f"ask with --model {others[0]}"
+        if others
+        else f"run '{rapid_command()} models get {_OWN_TEXT}', then 'make run' again"
+    )
+    note(
+        "this model understands only documents that 'rapid sample-document' has made, and "
+        f"questions like theirs; {shares[name]:.0%} of the words of {name} are unknown to it, so "
+        f"its answer means nothing and may run on: for English text of your own, {instead}"
+    )
+    return True
 
 
 def _find_kept(client: httpx.Client, file_id: str) -> NamedSize:
