@@ -44,7 +44,8 @@ def read_yaml(path: Path, example: str) -> dict[str, Any]:
         first = " ".join(str(error).split())
         raise ConfigurationError(f"{path} is not YAML: {first}") from None
     if not isinstance(settings, dict):
-        raise ConfigurationError(f"{path} is empty: start from {example}")
+        what = "is empty" if settings is None else "is no configuration, which has keys"
+        raise ConfigurationError(f"{path} {what}: start from {example}")
     return settings
 
 

@@ -30,7 +30,7 @@ from deployments.cli.operating import (
 )
 from deployments.cli.questions import ask_command, chat_command
 from deployments.cli.sizing import init_command, planning
-from deployments.cli.terminal import fail
+from deployments.cli.terminal import USAGE, fail
 from rapid.errors import ConfigurationError
 
 
@@ -40,7 +40,7 @@ class _Commands(CommandGroup):
         try:
             return super().invoke(ctx)
         except ConfigurationError as error:
-            fail(str(error))
+            fail(str(error), USAGE)
         except OSError as error:
             if error.filename is None:  # of a connection, say
                 raise

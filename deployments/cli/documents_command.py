@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,9 +49,11 @@ def add(
 ) -> None:
     """Upload files (text, Markdown, HTML, PDF, DOCX), wait until they are read, print their ids.
 
-    Then ask: rapid ask --file ID 'What is ...?'
+    Then ask: rapid ask --file ID 'What is ...?' A file may be longer than what the server takes in
+    a question, which is said: it can be searched, but not asked about.
     """
     failed = False
+    read: list[Mapping[str, Any]] = []
     with connect(url, api_key) as client:
         for path in files:
             file = _upload(client, path, prefills=prefill)
@@ -61,6 +64,8 @@ def add(
                 note(f"{path.name}: {file['status_details']}")
             elif not as_json:
                 typer.echo(f"{file['id']}  {path.name}: {_size(file)}")
+            read.append(file)
+        _warn_of_length(client, read)
     if failed:
         raise typer.Exit(1)
 
@@ -124,7 +129,8 @@ def remove(
             for each in certificate.get("searched", ()):
                 size, removed = f"{each['bytes']:,}", str(each["removed"])
                 table.add_row(each["place"], size, removed, each.get("pending", ""))
-            out.print(table)
+            if table.row_count:
+                out.print(table)
             is_gone = certificate.get("state") == "gone"
             left = "nothing is left of it" if is_gone else "ask again whether all of it is gone"
             note(f"{file_id} is deleted: {left}")
@@ -184,6 +190,20 @@ def _upload(client: httpx.Client, path: Path, *, prefills: bool) -> Any:
         return file
     finally:
         waiting.stop()
+
+
+def _warn_of_length(client: httpx.Client, files: Sequence[Mapping[str, Any]]) -> None:
+    """Say of files that are too long for a question that they are."""
+    cards = _call(client, "GET", "/v1/models")["data"]
+    most = max((card.get("rapid", {}).get("max_characters", 0) for card in cards), default=0)
+    for file in files:
+        size = file["rapid"]["characters"] or 0
+        if size > most > 0:
+            note(
+                f"{file['filename']} is kept and can be searched, but not asked about: it has "
+                f"{size:,} characters, and this server takes {most:,} in a question. Split it, or "
+                "raise api.max_characters in the server's configuration"
+            )
 
 
 def _call(client: httpx.Client, method: str, path: str, **options: Any) -> Any:

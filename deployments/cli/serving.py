@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from deployments.cli.terminal import DEFAULT_URL, err, fail, note, rapid_command
+from deployments.cli.terminal import DEFAULT_URL, USAGE, err, fail, note, rapid_command
 from deployments.config.tenants import is_loopback
 
 if TYPE_CHECKING:
@@ -258,7 +258,8 @@ def _examine(config: Path, fallback: Path | None) -> tuple[Path, ApplicationConf
             lacking = lacking.replace("`rapid ", f"`{rapid_command()} ")
             config, diagnosis = fallback, examine(fallback)
     if diagnosis.errors:
-        fail("\n".join([*filter(None, [lacking]), *map(_tell_finding, diagnosis.errors)]))
+        status = USAGE if diagnosis.subject.misreading else 1
+        fail("\n".join([*filter(None, [lacking]), *map(_tell_finding, diagnosis.errors)]), status)
     return config, diagnosis.subject.configs[diagnosis.subject.front], lacking
 
 

@@ -60,15 +60,15 @@ def preflight(config: Config, *, runs_here: bool = False) -> Config:
 
 
 def check_hub(config: ApplicationConfig) -> None:
-    """Check within seconds that the hub gives the models that are not here.
+    """Check within seconds that all models are here, or that the hub gives them.
 
-    A command asks this first, as `preflight` tries for half a minute to reach a hub that is away;
-    replicas that start do well to try.
+    A command asks this first, as `preflight` tries for minutes to reach a hub that is away; with
+    all models here, it then does not ask. Replicas that start do well to try.
 
     Raises:
         ConfigurationError: It does not; one sentence that says why.
     """
-    check_available(_engine_models(config))
+    check_available(models_of(config))
 
 
 def models_of(config: ApplicationConfig) -> list[str]:

@@ -7,9 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast
-from transformers.utils.hub import cached_file
-
 from rapid.catalogue import find, local_path
 from rapid.checkpoints.gguf import SUFFIX, is_gguf, read_settings, read_tokenizer
 from rapid.embedded import DRAFTER, TARGET
@@ -52,6 +49,8 @@ def read_json(source: str, filename: str) -> dict[str, Any] | None:
     """
     if is_gguf(source):
         return read_settings(source) if filename == "config.json" else None
+    from transformers.utils.hub import cached_file  # takes as long as most commands
+
     try:
         found = cached_file(source, filename)
     except OSError:
@@ -64,6 +63,8 @@ def read_json(source: str, filename: str) -> dict[str, Any] | None:
 
 def load_tokenizer(model: str) -> Any:
     """Load a checkpoint's tokenizer, or raise ConfigurationError if it has no usable one."""
+    from transformers import PreTrainedTokenizerFast
+
     source = checkpoint_source(model)
     try:
         if is_gguf(source):

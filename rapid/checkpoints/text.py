@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from rapid.calling.call_forms import HERMES, CallTokens, find_form
 from rapid.calling.rendering import as_plain_chat, as_turns
@@ -273,6 +272,8 @@ _told_day: ContextVar[date | None] = ContextVar("told_day", default=None)
 def _pin_clock(chat_template: str) -> None:
     """Make the template's `strftime_now` return the day of the chat that is being rendered."""
     # transformers passes no callable to a template, so the cached template's own is replaced
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
     _compile_jinja_template(chat_template).environment.globals["strftime_now"] = _strftime_told
 
 

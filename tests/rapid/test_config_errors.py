@@ -60,7 +60,8 @@ def test_every_finding_has_a_line_and_a_union_s_members_are_not_named() -> None:
     [
         (b"a: [", "is not YAML"),
         (b"\xff", "is not YAML"),
-        (b"- 1", "is empty: start from example.yaml"),
+        (b"", "is empty: start from example.yaml"),
+        (b"- 1", "is no configuration, which has keys: start from example.yaml"),
         (None, "cannot be read: No such file"),
     ],
 )

@@ -43,9 +43,9 @@ def check_file(_: Machine, subject: Subject) -> CheckResult:
 
 
 def check_models(_: Machine, subject: Subject) -> CheckResult:
-    """Check that the weights are here, or will be fetched."""
+    """Check that the weights are here, or can be fetched."""
     from deployments.config.preflight import models_of
-    from rapid.checkpoints.downloads.hub import find_hub_names, has_weights
+    from rapid.checkpoints.downloads.hub import find_hub_names, has_weights, is_offline
 
     names = sorted({name for config in subject.configs.values() for name in models_of(config)})
     if not names:
@@ -56,6 +56,13 @@ def check_models(_: Machine, subject: Subject) -> CheckResult:
     fact = f"the weights of {', '.join(absent)} are not here"
     if subject.problem:  # which may be that they cannot be fetched
         return CheckResult("models", "warning", fact, "first mend the configuration")
+    if is_offline() and not subject.joins_cluster:
+        return CheckResult(
+            "models",
+            "error",
+            f"{fact}, and the hub cannot be asked for them",
+            "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or write the path of a copy",
+        )
     return CheckResult(
         "models",
         "warning",

@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from deployments.cli.evals.eval_options import EvalOptions
-from deployments.cli.terminal import err, fail, note, out, say
+from deployments.cli.terminal import USAGE, err, fail, note, out, say
 from evaluation.recipes import recipe_names
 from evaluation.table_1 import GpuNode, TableJob, find_node, list_jobs, write_page
 
@@ -47,7 +47,10 @@ def run_node(options: EvalOptions) -> None:
     """
     assert options.node is not None
     if options.recipe and options.quantization:
-        fail(f"--quantization is for all recipes: name those that end in -{options.quantization}")
+        fail(
+            f"--quantization is for all recipes: name those that end in -{options.quantization}",
+            USAGE,
+        )
     node = find_node(options.node)
     jobs = list_jobs(options.recipe or recipe_names(options.quantization))
     folder = options.out_dir or Path(".eval") / "table-1"

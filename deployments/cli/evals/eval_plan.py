@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_args
 from pydantic import SecretStr, ValidationError
 
 from deployments.cli.evals.eval_options import DRAFTER, TARGET, EvalOptions
-from deployments.cli.terminal import fail
+from deployments.cli.terminal import USAGE, fail
 from evaluation.drivers.judge import JudgeConfig
 from evaluation.recipes import Recipe, load_recipe, load_tasks
 from evaluation.results import shard_name
@@ -53,7 +53,7 @@ def plans(options: EvalOptions) -> Iterator[tuple[Plan, Path]]:
         name += f"-{options.item_seed}"
     folder = options.out_dir or Path(".eval") / name
     if len(tasks) > 1 and options.data is not None and not options.data.is_dir():
-        fail(f"--recipe {name} has {len(tasks)} tasks: give --data a folder of files")
+        fail(f"--recipe {name} has {len(tasks)} tasks: give --data a folder of files", USAGE)
     shard = _shard(options)
     for task, names in tasks:
         changes = {
@@ -74,7 +74,10 @@ def _shard(options: EvalOptions) -> tuple[int, int] | None:
     found = re.fullmatch(r"(\d+)/(\d+)", options.shard)
     part, count = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= part <= count:
-        fail(f"--shard {options.shard}: give the number of a part and that of all, as 1/8 or 8/8")
+        fail(
+            f"--shard {options.shard}: give the number of a part and that of all, as 1/8 or 8/8",
+            USAGE,
+        )
     return part, count
 
 
@@ -83,7 +86,7 @@ def _source(task: Task, options: EvalOptions) -> Source:
     if options.item_seed is None:
         return task.source
     if task.source.loader != "generated":
-        fail(f"--item-seed goes with generated documents, and those of {task.name} are not")
+        fail(f"--item-seed goes with generated documents, and those of {task.name} are not", USAGE)
     update = {"options": {**task.source.options, "seed": options.item_seed}}
     return task.source.model_copy(update=update)
 
@@ -92,12 +95,12 @@ def _systems(task: Task, options: EvalOptions) -> tuple[System, ...]:
     """Return the task's systems, those named, or the one that the mode defines."""
     names, mode = options.system, options.mode
     if names and mode:
-        fail("give --system or --mode, not both")
+        fail("give --system or --mode, not both", USAGE)
     given = {key: getattr(options, key) for key in ("eta", "transfer", "max_draft")}
     settings = {key: value for key, value in given.items() if value is not None}
     if mode is None:
         if settings:
-            fail(f"--{next(iter(settings)).replace('_', '-')} goes with --mode")
+            fail(f"--{next(iter(settings)).replace('_', '-')} goes with --mode", USAGE)
         # A recipe's task has only the recipe's system; others are as its file has them.
         others = load_task(task.name).systems if options.recipe else ()
         known = {each.name: each for each in (*others, *task.systems)}
@@ -109,14 +112,14 @@ def _systems(task: Task, options: EvalOptions) -> tuple[System, ...]:
     except ValidationError as error:
         first = error.errors()[0]
         option = "-".join(map(str, first["loc"])) or "mode"
-        fail(f"--{option}: {first['msg']}".replace("method", "mode"))
+        fail(f"--{option}: {first['msg']}".replace("method", "mode"), USAGE)
 
 
 def _retrieval(task: Task, options: EvalOptions) -> RetrievalSettings:
     """Return the task's retrieval settings; another embedder brings its own floor and ranking."""
     kinds = get_args(EmbedderKind)
     if options.embedder not in (None, *kinds):
-        fail(f"--embedder {options.embedder}: give {', '.join(kinds[:-1])} or {kinds[-1]}")
+        fail(f"--embedder {options.embedder}: give {', '.join(kinds[:-1])} or {kinds[-1]}", USAGE)
     if options.embedder in (None, task.retrieval.embedder):
         return task.retrieval
     settings = task.retrieval.model_dump(exclude={"floor", "selection"})
@@ -152,7 +155,7 @@ def _judge(options: EvalOptions) -> JudgeConfig | None:
     if not (url or model):
         return None
     if not (url and model):
-        fail("--judge-url and --judge-model go together")
+        fail("--judge-url and --judge-model go together", USAGE)
     return JudgeConfig(url=url, model=model)
 
 
@@ -161,7 +164,7 @@ def _server(task: Task, url: str, options: EvalOptions) -> Server:
 
     for name in ("drafter", "dtype", "embedder", "workers", "rules"):
         if getattr(options, name) is not None:
-            fail(f"--{name} and --url do not go together: a server has its own")
+            fail(f"--{name} and --url do not go together: a server has its own", USAGE)
     check_can_serve(task.systems, task.conditions)
     api_key = SecretStr(options.api_key) if options.api_key else None
     return Server(url=url.rstrip("/"), api_key=api_key, tokenizer=options.target)
@@ -190,4 +193,4 @@ def _in_dtype(config: EngineConfig, dtype: str) -> EngineConfig:
     try:
         return EngineConfig.model_validate(config.model_dump(exclude_unset=True) | {"dtype": dtype})
     except ValidationError as error:
-        fail(f"--dtype {dtype}: {error.errors()[0]['msg']}")
+        fail(f"--dtype {dtype}: {error.errors()[0]['msg']}", USAGE)

@@ -37,9 +37,13 @@ def evaluate(options: EvalOptions) -> None:
         _compare(*options.compare)
         return
     if (options.task is None) == (not options.recipe and options.node is None):
-        fail("give --task or --recipe (--list shows what there is), or --node without --task")
+        fail(
+            "give --task or --recipe (--list shows what there is), or --node without --task", USAGE
+        )
     if options.quantization is not None and options.node is None:
-        fail("--quantization goes with --node; a recipe's name says it, as llama-3.1-70b-int4")
+        fail(
+            "--quantization goes with --node; a recipe's name says it, as llama-3.1-70b-int4", USAGE
+        )
     from deployments.cli.evals.eval_display import show_plan
     from deployments.cli.evals.eval_plan import plans
     from rapid.errors import RapidError
@@ -56,7 +60,14 @@ def evaluate(options: EvalOptions) -> None:
             else:
                 _run(plan, folder, options)
     except (RapidError, ValueError, OSError) as error:
-        fail(str(error))
+        fail(str(error), _status_of(error))
+
+
+def _status_of(error: Exception) -> int:
+    """Return the exit status: whether what was typed is wrong, or something failed."""
+    from rapid.errors import ConfigurationError
+
+    return USAGE if isinstance(error, ConfigurationError | ValueError) else 1
 
 
 def _compare(before: Path, after: Path) -> None:
@@ -67,7 +78,7 @@ def _compare(before: Path, after: Path) -> None:
     try:
         show_summary(compare(before, after), out)
     except (RapidError, ValueError, OSError) as error:
-        fail(str(error))
+        fail(str(error), _status_of(error))
 
 
 def _run(plan: Plan, folder: Path, options: EvalOptions) -> None:
@@ -80,7 +91,7 @@ def _run(plan: Plan, folder: Path, options: EvalOptions) -> None:
         fail(f"{', '.join(missing)} cannot be imported: pip install 'rapid-serve[eval]'")
     plan = replace(plan, items=load_items(plan.task, options.data, options.limit))
     if not plan.mine:
-        fail(f"--shard {options.shard}: the task has only {len(plan.items)} items")
+        fail(f"--shard {options.shard}: the task has only {len(plan.items)} items", USAGE)
     note(f"{plan.task.name}: {len(plan.mine)} items, {plan.num_answers} answers, to {folder}")
     try:
         item_runner.run(plan, folder, err)

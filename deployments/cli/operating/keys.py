@@ -124,6 +124,9 @@ def list_all(
             ]
         )
         return
+    if not rows:
+        note("no keys in the library: make one with 'rapid keys create TENANT'")
+        return
     table = Table("id", "tenant", "name", "scopes", "state", box=None, pad_edge=False)
     for row in rows:
         state = "taken"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from deployments.cli.questions.error_words import Asker, advise, is_of_option
-from deployments.cli.questions.local_documents import check_sizes
+from deployments.cli.questions.local_documents import NamedSize, check_sizes
 from deployments.cli.questions.reading_pace import ReadingPace
 from deployments.cli.server.server_client import (
     CONNECT_TIMEOUT_S,
@@ -86,6 +86,7 @@ def stream_answer(
     show: Callable[[str], None],
     asker: Asker = "option",
     warn: Callable[[str], str | None] = lambda _: None,
+    kept: Sequence[NamedSize] = (),
 ) -> None:
     """Send a question and follow its answer; a refusal or a lost connection ends the command.
 
@@ -100,10 +101,11 @@ def stream_answer(
         show: Takes each piece of text.
         asker: How refusals name what was typed.
         warn: Returns what is to be said before the answer, given why it has its mode.
+        kept: The server's files that the body names.
     """
     import httpx
 
-    content = check_sizes(body, card)
+    content = check_sizes(body, card, kept)
     documents = body["rapid"].get("documents", ())
     names = [document["name"] for document in documents]
     num_characters = sum(len(document["text"]) for document in documents)

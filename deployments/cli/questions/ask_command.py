@@ -19,7 +19,7 @@ from deployments.cli.questions.answer_stream import (
     stream_answer,
 )
 from deployments.cli.questions.citations import origin, passages, source_objects, warn_of_nothing
-from deployments.cli.questions.local_documents import read_documents
+from deployments.cli.questions.local_documents import NamedSize, read_documents
 from deployments.cli.questions.question_options import (
     DocumentOption,
     MaxTokensOption,
@@ -33,7 +33,7 @@ from deployments.cli.questions.question_options import (
     make_body,
 )
 from deployments.cli.questions.who_wrote import list_tokens
-from deployments.cli.server.server_client import KeyOption, Url, connect, refuse
+from deployments.cli.server.server_client import KeyOption, Url, connect, give_up, refuse
 from deployments.cli.terminal import (
     DEFAULT_URL,
     USAGE,
@@ -149,7 +149,9 @@ def ask(
                     "no document is given, and this server's models can only look up answers in "
                     "one: name it with --document FILE"
                 )
-        kept = [_name_of(client, each) for each in file or ()]
+        kept = [_find_kept(client, each) for each in file or ()]
+        kept_names = [name for name, _ in kept]
+        named = [] if as_json else [*texts, *kept_names]
         body = make_body(card["id"], messages, rapid, max_completion_tokens=max_tokens, **sampling)
         try:
             stream_answer(
@@ -158,14 +160,15 @@ def ask(
                 card,
                 answer,
                 (lambda _: None) if as_json else lambda text: typer.echo(text, nl=False),
-                warn=lambda reason: warn_of_nothing(reason, [] if as_json else [*texts, *kept]),
+                warn=lambda reason: warn_of_nothing(reason, named),
+                kept=kept,
             )
         finally:
             if answer.text and not as_json:
                 typer.echo()
     if receipt_file is not None:
         _write(receipt_file, body, answer.receipt, is_embedded=is_embedded(card))
-    documents: Mapping[str, ParsedText | None] = {**texts, **dict.fromkeys(kept)}
+    documents: Mapping[str, ParsedText | None] = {**texts, **dict.fromkeys(kept_names)}
     if as_json:
         print_json(
             {
@@ -199,33 +202,45 @@ def _write(path: Path, body: _Json, receipt: _Json, *, is_embedded: bool) -> Non
         fail(f"{path} cannot be written: {error.strerror}")
 
 
-def warn_of_foreign(texts: Mapping[str, str], question: str, cards: Sequence[_Json]) -> None:
-    """Say of texts that the embedded models cannot understand that they cannot, and which could."""
+def warn_of_foreign(texts: Mapping[str, str], question: str, cards: Sequence[_Json]) -> bool:
+    """Say of words that the embedded models have never read that they have not, and who reads them.
+
+    Returns whether there are such words: in one of the texts, or else in the question.
+    """
     from rapid.embedded.wording import unknown_share
 
-    texts = texts or {"the question": question}
     shares = {name: unknown_share(text) for name, text in texts.items()}
-    name = max(shares, key=lambda each: shares[each])
-    if shares[name] > _FOREIGN:
-        others = [card["id"] for card in cards if not is_embedded(card)]
-        instead = (
-            f"ask with --model {others[0]}"
-            if others
-            else f"run '{rapid_command()} models get {_OWN_TEXT}', then 'make run' again"
-        )
-        note(
-            "this model understands only documents that 'rapid sample-document' has made, and "
-            f"{shares[name]:.0%} of the words of {name} are unknown to it: for English text of "
-            f"your own, {instead}"
-        )
+    name = max(shares, key=lambda each: shares[each], default="the question")
+    if shares.get(name, 0) <= _FOREIGN:
+        name, shares = "the question", {"the question": unknown_share(question)}
+    if shares[name] <= _FOREIGN:
+        return False
+    others = [card["id"] for card in cards if not is_embedded(card)]
+    instead = (
+        f"ask with --model {others[0]}"
+        if others
+        else f"run '{rapid_command()} models get {_OWN_TEXT}', then 'make run' again"
+    )
+    note(
+        "this model understands only documents that 'rapid sample-document' has made, and "
+        f"questions like theirs; {shares[name]:.0%} of the words of {name} are unknown to it, so "
+        f"its answer means nothing and may run on: for English text of your own, {instead}"
+    )
+    return True
 
 
-def _name_of(client: httpx.Client, file_id: str) -> str:
-    """Return the name of a file that the server keeps."""
-    response = client.get(f"/v1/files/{file_id}")
+def _find_kept(client: httpx.Client, file_id: str) -> NamedSize:
+    """Return the name of a file that the server keeps, and its characters; 0 if it is not read."""
+    import httpx
+
+    try:
+        response = client.get(f"/v1/files/{file_id}")
+    except httpx.HTTPError as error:
+        give_up(client, error)
     if response.status_code != 200:
         refuse(response.status_code, response.content)
-    return str(response.json()["filename"])
+    found = response.json()
+    return str(found["filename"]), found["rapid"]["characters"] or 0
 
 
 def _table(receipt: _Json, final: _Json) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -73,13 +73,12 @@ def chat(
         card = choose_card(cards, model)
         conversation = Conversation(
             client,
+            cards,
             card,
             {"temperature": temperature, "seed": seed, "max_completion_tokens": max_tokens},
             {"mode": mode, "too_long": "sections" if sections else None},
         )
         conversation.add(texts)
-        if is_embedded(card) and texts:
-            warn_of_foreign({name: each.text for name, each in texts.items()}, "", cards)
         for line in _lines():
             try:
                 if line.startswith("/"):
@@ -106,12 +105,14 @@ class Conversation:
     def __init__(
         self,
         client: httpx.Client,
+        cards: Sequence[dict[str, Any]],
         card: dict[str, Any],
         sampling: dict[str, Any],
         rapid: dict[str, Any],
     ) -> None:
         self.has_failed = False
-        self._client, self._card = client, card
+        self._client, self._cards, self._card = client, cards, card
+        self._has_warned = not is_embedded(card)
         self._sampling, self._rapid = sampling, rapid
         self._messages: list[dict[str, str]] = []
         self._texts: dict[str, ParsedText] = {}
@@ -127,9 +128,11 @@ class Conversation:
                 continue
             self._texts[name] = parsed
             self._places.append(len(self._messages))
+        self._warn_of_foreign("")
 
     def ask(self, question: str) -> None:
         """Ask, and print the answer; one that fails or is interrupted ends nothing else."""
+        self._warn_of_foreign(question)
         messages = [*self._messages, {"role": "user", "content": show_text(question)}]
         documents = document_objects(self._texts, self._places)
         rapid = self._rapid | {"documents": documents}
@@ -186,6 +189,12 @@ class Conversation:
                     note(f"{line} is no command here; there are:")
                 note(_HELP.format(modes=", ".join(get_args(Mode))))
         return True
+
+    def _warn_of_foreign(self, question: str) -> None:
+        """Say once of words that an embedded model has never read that it has not."""
+        if not self._has_warned:
+            texts = {name: each.text for name, each in self._texts.items()}
+            self._has_warned = warn_of_foreign(texts, question, self._cards)
 
     def _show_sources(self) -> None:
         if not self._receipt.get("chunks"):

@@ -18,6 +18,9 @@ _ENCODINGS = {"cp1252": "Windows-1252 (Latin-1)", "utf-8": "UTF-8 with broken pl
 _QUICK_S = 2.0  # a thousand pages take longer; nobody wonders before
 _MOST_NAMED = 3  # of the largest documents
 
+NamedSize = tuple[str, int]
+"""A document's name, and its characters."""
+
 _Exceeded = tuple[str, str, int, int]  # a setting, its unit, what there is, what is taken
 
 
@@ -59,13 +62,19 @@ def read_documents(paths: Sequence[Path]) -> dict[str, ParsedText]:
     return {file.name: file.parsed for file in read.files}
 
 
-def check_sizes(body: Mapping[str, Any], card: Mapping[str, Any]) -> bytes:
+def check_sizes(
+    body: Mapping[str, Any], card: Mapping[str, Any], kept: Sequence[NamedSize] = ()
+) -> bytes:
     """Return a request's body as bytes; one that the server would not take ends the command.
+
+    The characters of a question are those that are sent and those of files that the server keeps;
+    its bytes are those that are sent.
 
     Args:
         body: The body.
         card: The model's, as ``GET /v1/models`` has it; limits that it does not name are not
             looked at.
+        kept: The files of the server that it names.
     """
     limits = card.get("rapid", {})
     documents = body.get("rapid", {}).get("documents", ())
@@ -76,7 +85,8 @@ def check_sizes(body: Mapping[str, Any], card: Mapping[str, Any]) -> bytes:
             "question: name fewer, or a smaller folder",
             USAGE,
         )
-    num_chars = sum(len(each["text"]) for each in documents)
+    sizes = [(each["name"], len(each["text"])) for each in documents] + [*kept]
+    num_chars = sum(size for _, size in sizes)
     num_chars += sum(len(each["content"]) for each in body["messages"])
     content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
     most_chars, most_bytes = limits.get("max_characters"), limits.get("max_body_bytes")
@@ -86,19 +96,24 @@ def check_sizes(body: Mapping[str, Any], card: Mapping[str, Any]) -> bytes:
     if most_bytes is not None and len(content) > most_bytes:
         exceeded.append(("api.max_body_bytes", "bytes", len(content), most_bytes))
     if exceeded:
-        _refuse_size(documents, exceeded)
+        _refuse_size(sizes, exceeded)
     return content
 
 
-def _refuse_size(documents: Sequence[Mapping[str, str]], exceeded: Sequence[_Exceeded]) -> NoReturn:
-    largest = sorted(documents, key=lambda each: -len(each["text"]))
-    named = [f"{each['name']} has {_mega(len(each['text']))}" for each in largest[:_MOST_NAMED]]
-    if len(documents) > _MOST_NAMED:
-        named.append(f"{len(documents) - _MOST_NAMED} more")
-    _, unit, size, most = exceeded[0]
-    together = f"; that is {_mega(size)} together" * (len(documents) != 1)
+def _refuse_size(sizes: Sequence[NamedSize], exceeded: Sequence[_Exceeded]) -> NoReturn:
+    largest = sorted(sizes, key=lambda each: -each[1])
+    named = [f"{name} has {_mega(size)}" for name, size in largest[:_MOST_NAMED]]
+    if len(sizes) > _MOST_NAMED:
+        named.append(f"{len(sizes) - _MOST_NAMED} more")
+    setting, unit, size, most = exceeded[0]
+    together = f"; that is {_mega(size)} together" * (len(sizes) != 1)
     # Of one document there is no fewer; who raises one limit must not meet the next.
-    less = "ask about a part of the file" if len(documents) == 1 else "name fewer or smaller files"
+    less = "ask about a part of the file" if len(sizes) == 1 else "name fewer or smaller files"
+    if setting == "api.max_body_bytes" and sizes:
+        less = (
+            "have the server keep the file (`rapid documents add FILE`) and ask about it there "
+            "(`rapid ask --file ID`)"
+        )
     fail(
         f"{', '.join(named) or 'the question is too long'}{together}, and this server takes "
         f"{_mega(most)} ({most:,} {unit}) in a question: {less}, or raise "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deployments.cli.sizing.planning import ACCEPTANCE
-from deployments.cli.terminal import fail, note, rapid_command
+from deployments.cli.terminal import USAGE, fail, note, rapid_command
 
 if TYPE_CHECKING:
     from deployments.config.api_config import ApiKey
@@ -26,7 +26,12 @@ _OPERATOR = "operator"  # the tenant whose key sees the state of every pool
 
 def init(
     gpus: Annotated[
-        str, typer.Option(help="Those of the machine, such as 4xh100.", prompt="GPUs (as 4xh100)")
+        str,
+        typer.Option(
+            help="Those of the machine, such as 4xh100.",
+            prompt="GPUs (as 4xh100)",
+            callback=lambda text: _read_gpus(text) and text,  # before the next is asked for
+        ),
     ],
     path: Annotated[Path, typer.Argument(help="The file that is written.")] = Path("my.yaml"),
     document_tokens: Annotated[
@@ -63,7 +68,7 @@ def init(
     from rapid.planning.division import divide
 
     if path.exists():
-        fail(f"{path} is there already: give the name of another file")
+        fail(f"{path} is there already: give the name of another file", USAGE)
     num_gpus, gpu = _read_gpus(gpus)
     names = _read_teams(teams)
     wishes = Wishes(document_tokens, people)
@@ -71,7 +76,8 @@ def init(
     if demand.context > MOST_CONTEXT:
         fail(
             f"Qwen3 reads {MOST_CONTEXT:,} tokens: give --document-tokens "
-            f"{MOST_CONTEXT - HEADROOM} at most; what is longer can be asked with --mode rag"
+            f"{MOST_CONTEXT - HEADROOM} at most; what is longer can be asked with --mode rag",
+            USAGE,
         )
     division = divide(gpu, num_gpus, demand)
     if division is None:
@@ -94,7 +100,8 @@ def _read_gpus(text: str) -> tuple[int, GPU]:
     if found is None or found[1] == "0":
         fail(
             f"--gpus {text}: write a number and a name, such as 4xh100; for a machine without GPUs "
-            "there are serve_config.yaml and cluster/configs/own-text.yaml"
+            "there are serve_config.yaml and cluster/configs/own-text.yaml",
+            USAGE,
         )
     return int(found[1] or 1), find_gpu(found[2])
 
@@ -104,7 +111,9 @@ def _read_teams(text: str) -> list[str]:
         return [f"team-{number}" for number in range(1, int(text) + 1)]
     names = [each.strip() for each in text.split(",") if each.strip()]
     if len({*names, _OPERATOR}) <= len(names):
-        fail(f"--teams {text}: each name once, and none is {_OPERATOR}, who gets a key anyhow")
+        fail(
+            f"--teams {text}: each name once, and none is {_OPERATOR}, who gets a key anyhow", USAGE
+        )
     return names
 
 

@@ -19,7 +19,7 @@ from deployments.cli.sizing.plan_tables import (
     show_shared_memory,
     show_speed,
 )
-from deployments.cli.terminal import AsJson, fail, note, print_json, say
+from deployments.cli.terminal import USAGE, AsJson, fail, note, print_json, say
 
 if TYPE_CHECKING:
     from rapid.planning.packed_bits import StoredBits
@@ -159,7 +159,10 @@ def plan(
 
         drafter_context = RetrievalConfig().budget_for(context)
     if shared >= context:
-        fail(f"sequences of {context:,} tokens cannot have {shared:,} in common: lower --shared")
+        fail(
+            f"sequences of {context:,} tokens cannot have {shared:,} in common: lower --shared",
+            USAGE,
+        )
     reads = Replica(
         gpu=device, context=context, shared=shared, num_gpus=target_gpus, machine_gpus=machine_gpus,
         kv_bytes=kv_bits / 8, losses=LIMIT, **_weights("target", target, target_bits),
@@ -172,13 +175,13 @@ def plan(
     drafts = replace(drafts, num_gpus=drafter_gpus)
     for role, replica in (("target", reads), ("drafter", drafts)):
         if problem := _unspread(role, replica):
-            fail(problem)
+            fail(problem, USAGE)
         if what := replica.shape.find_undivided(replica.num_at_once):
-            fail(f"the {role} has {what}, which {replica.num_gpus} GPUs do not divide")
+            fail(f"the {role} has {what}, which {replica.num_gpus} GPUs do not divide", USAGE)
         if problem := _why_not_packed(
             role, replica if replica.num_gpus else beside(replica, reads)
         ):
-            fail(problem)
+            fail(problem, USAGE)
     how = Speculating(batch, ACCEPTANCE if acceptance is None else acceptance, hits, extra_position)
     losses = _likely(measured)
     likely = replace(reads, losses=losses, witness=drafter_context), replace(drafts, losses=losses)
@@ -196,7 +199,7 @@ def plan(
         problem = show_memory(reads, drafts, batch)
     else:
         problem = show_shared_memory(reads, drafts, batch, is_one_model=target == drafter)
-    if problem:
+    if problem:  # nothing that was typed is wrong
         fail(problem)
     show_speed((reads, drafts), likely, how, gpu_hour)
     if acceptance is None:
@@ -225,7 +228,7 @@ def _likely(measured: Path | None) -> Losses:
             raise ValueError("a loss is no number above 0")
         return replace(LIKELY, **losses)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        fail(f"{measured} is no report of benchmarks/gpu.py that this plan can use: {error}")
+        fail(f"{measured} is no report of benchmarks/gpu.py that this plan can use: {error}", USAGE)
 
 
 def _unspread(role: str, replica: Replica) -> str | None:
@@ -295,7 +298,7 @@ def _weights(role: str, model: str, bits: float | None) -> dict[str, Any]:
     """Return the fields of a `Replica` that say what its weights are."""
     shape, stored = _shape(model)
     if stored is not None and bits is not None:
-        fail(f"{model} is stored quantized ({stored}): leave --{role}-bits out")
+        fail(f"{model} is stored quantized ({stored}): leave --{role}-bits out", USAGE)
     own_bits = 16 if stored is None else stored.bits
     return {"shape": shape, "layer_bits": bits or own_bits, "stored": stored}
 
@@ -312,7 +315,8 @@ def _shape(model: str) -> tuple[ModelShape, StoredBits | None]:
         did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
         fail(
             f"no model {model!r} is known: {did_you_mean}take one of {', '.join(KNOWN_SHAPES)}, "
-            "a name of 'rapid models list', a GGUF file, or a directory with a config.json"
+            "a name of 'rapid models list', a GGUF file, or a directory with a config.json",
+            USAGE,
         )
     from rapid.checkpoints.facts import read_model_facts
     from rapid.config import EngineConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable
 from concurrent.futures import wait
 from functools import partial
@@ -36,22 +37,44 @@ def has_weights(name: str) -> bool:
     return any(_is_cached(name, each) for each in _WEIGHTS)
 
 
+def is_offline() -> bool:
+    """Return whether this process asks no hub: its user forbids it, or the hub does not answer."""
+    from huggingface_hub import is_offline_mode
+
+    return bool(is_offline_mode())
+
+
 def check_available(models: Iterable[str]) -> None:
     """Check that each repository is in the cache, or that the hub gives it to this user.
 
-    The hub is asked once for each model that is not here, for all at the same time.
+    The hub is asked once for each model that is not here, for all at the same time; for one of them
+    where all are here. If it does not answer then, this process takes them from the cache without
+    asking. So do those that it starts, if the cache has all weights. Libraries ask for each file of
+    a model several times: a hub that is away would cost minutes.
 
     Raises:
         ConfigurationError: One is not; the message says whether the hub is away, or refuses.
     """
-    missing = [name for name in find_hub_names(models) if not has_settings(name)]
+    names = find_hub_names(models)
+    missing = [name for name in names if not has_settings(name)]
     # Nobody has to wait for these threads: a name service may keep one for minutes.
-    asked = {name: begin(partial(_why_refused, name)) for name in missing}
+    asked = {name: begin(partial(_ask, name)) for name in missing or names[:1]}
     wait(asked.values(), timeout=_WAIT_S)
     for name, answer in asked.items():
-        problem = answer.result() if answer.done() else f"has not answered within {_WAIT_S:g} s"
-        if problem:
-            raise ConfigurationError(f"model {name!r} is not on this machine, and {problem}")
+        error = answer.result() if answer.done() else TimeoutError()
+        if missing and error is not None:
+            why = _tell(name, error)
+            raise ConfigurationError(f"model {name!r} is not on this machine, and {why}")
+        if error is not None and not _is_refusal(error):
+            _stop_asking(has_all=all(map(has_weights, names)))
+
+
+def _stop_asking(*, has_all: bool) -> None:
+    from huggingface_hub import constants
+
+    constants.HF_HUB_OFFLINE = True  # which it reads before each request
+    if has_all:
+        os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def _is_cached(name: str, file: str) -> bool:
@@ -60,9 +83,28 @@ def _is_cached(name: str, file: str) -> bool:
     return isinstance(try_to_load_from_cache(name, file), str)
 
 
-def _why_refused(name: str) -> str:
-    """Return why the hub does not give a repository; empty if it does."""
+def _ask(name: str) -> Exception | None:
+    """Ask the hub for a repository; return why it does not give it."""
     from huggingface_hub import get_hf_file_metadata, get_token, hf_hub_url
+
+    try:
+        url = hf_hub_url(name, "config.json")
+        get_hf_file_metadata(url, token=get_token(), timeout=_TIMEOUT_S)
+    except Exception as error:  # its own, and those of its HTTP client, which has many
+        return error
+    return None
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return whether the hub has answered."""
+    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+
+    return isinstance(error, EntryNotFoundError | RepositoryNotFoundError)
+
+
+def _tell(name: str, error: Exception) -> str:
+    """Return what an error says of a repository, and what to do about it."""
+    from huggingface_hub import hf_hub_url
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
@@ -70,27 +112,27 @@ def _why_refused(name: str) -> str:
         RepositoryNotFoundError,
     )
 
-    url = hf_hub_url(name, "config.json")
-    try:
-        get_hf_file_metadata(url, token=get_token(), timeout=_TIMEOUT_S)
-    except GatedRepoError:
-        page = url.split("/resolve/")[0]
-        return (
-            f"the hub gives it to those only whom its owner lets in: ask for it at {page}, then "
-            "run `hf auth login`, or set HF_TOKEN"
-        )
-    except RepositoryNotFoundError:
-        return (
-            "the hub has no such model, or not for this user: check the name, and for a private "
-            "one run `hf auth login`, or set HF_TOKEN"
-        )
-    except EntryNotFoundError:
-        return "the hub's repository has no config.json: take one with safetensors weights"
-    except OfflineModeIsEnabled:
-        return "HF_HUB_OFFLINE forbids to fetch it: unset that, or write the path of a copy"
-    except Exception as error:  # of its HTTP client, which has many
-        return (
-            f"the hub cannot be reached ({first_line(error)}): check the network and HF_ENDPOINT, "
-            "or write the path of a copy in its place"
-        )
-    return ""
+    match error:
+        case GatedRepoError():
+            page = hf_hub_url(name, "config.json").split("/resolve/")[0]
+            return (
+                "the hub gives it to those only whom its owner lets in: ask for it at "
+                f"{page}, then run `hf auth login`, or set HF_TOKEN"
+            )
+        case RepositoryNotFoundError():
+            return (
+                "the hub has no such model, or not for this user: check the name, and for a "
+                "private one run `hf auth login`, or set HF_TOKEN"
+            )
+        case EntryNotFoundError():
+            return "the hub's repository has no config.json: take one with safetensors weights"
+        case OfflineModeIsEnabled():
+            return "HF_HUB_OFFLINE forbids to fetch it: unset that, or write the path of a copy"
+        case TimeoutError():
+            why = f"it has not answered within {_WAIT_S:g} s"
+        case _:
+            why = first_line(error)
+    return (
+        f"the hub cannot be reached ({why}): check the network and HF_ENDPOINT, or write the path "
+        "of a copy in its place"
+    )

@@ -19,13 +19,16 @@ FILE = {
     "rapid": {"characters": 1200, "pages": 3},
 }
 FAILED = FILE | {"id": "file-2", "status": "error", "status_details": "The file is broken."}
+LONG = FILE | {"filename": "long.pdf", "rapid": {"characters": 20_000_000, "pages": 3}}
 
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch: pytest.MonkeyPatch) -> None:
     def call(client: Any, method: str, path: str, **options: Any) -> Any:
         if method == "POST":
-            return FAILED if options["files"]["file"][0] == "bad.pdf" else FILE
+            return {"bad.pdf": FAILED, "long.pdf": LONG}.get(options["files"]["file"][0], FILE)
+        if path == "/v1/models":
+            return {"data": [{"id": "served", "rapid": {"max_characters": 1200}}]}
         return {"data": [FILE]} if path == "/v1/files" else dict(FILE)
 
     monkeypatch.setattr(documents_command, "_call", call)
@@ -43,6 +46,18 @@ def test_an_upload_is_an_object_too_and_its_failure_a_status(tmp_path: Path) -> 
     assert (json.loads(good.stdout), good.exit_code) == (FILE, 0)
     bad = rapid("documents", "add", str(tmp_path / "bad.pdf"), "--json")
     assert (json.loads(bad.stdout), bad.exit_code) == (FAILED, 1)
+
+
+def test_of_a_file_too_long_for_a_question_it_is_said_when_it_is_added(tmp_path: Path) -> None:
+    for name in ("good.pdf", "long.pdf"):
+        (tmp_path / name).write_bytes(b"%PDF-")
+    added = rapid("documents", "add", *(str(tmp_path / f"{each}.pdf") for each in ("good", "long")))
+    assert (added.exit_code, len(added.stdout.splitlines())) == (0, 2)
+    *_, said = added.stderr.splitlines()  # behind those about sending and reading
+    assert said.startswith(
+        "long.pdf is kept and can be searched, but not asked about: it has 20,000,000 characters, "
+        "and this server takes 1,200 in a question."
+    )
 
 
 def test_people_get_a_table() -> None:

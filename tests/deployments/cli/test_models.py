@@ -36,7 +36,7 @@ def test_a_plan_for_a_gguf_file(tmp_path: Path) -> None:
 def test_a_plan_for_a_short_name_wants_its_file() -> None:
     command = ["plan", *of_itself("smollm2-135m")]
     refused = CliRunner().invoke(app, command)
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "rapid models get smollm2-135m" in " ".join(refused.stderr.split())
     entry = find("smollm2-135m")
     entry.path.parent.mkdir(parents=True)

@@ -76,7 +76,7 @@ class TestCheckConfig:
         path.write_text(text.replace("max_draft:", "max_drafts:"), encoding="utf-8")
         for command in ("check-config", "serve"):
             result = rapid(command, str(path))
-            assert result.exit_code == 1
+            assert result.exit_code == 2
             assert "max_drafts" in result.stderr
             assert "Traceback" not in result.output
 
@@ -268,7 +268,7 @@ class TestApply:
         path.write_text(path.read_text().replace("max_choices: 3", "max_choices: 0"))
         ray = serve(status="RUNNING", deployed_app_config=before)
         result = rapid("apply", str(path))
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert "api.max_choices: Input should be greater than or equal to 1" in result.stderr
         assert ray.sent is None
 

@@ -168,7 +168,7 @@ def published(text: str, recipe: str, system: str) -> dict[str, list[str]]:
     return {cells[2]: cells[3:] for cells in rows if cells[:2] == [recipe, system]}
 
 
-def test_regret_is_what_lacks_to_the_better_of_everything_and_two_models_on_retrieved_text(tmp_path):
+def test_regret_is_what_lacks_to_the_better_of_plain_and_two_models_on_retrieved_text(tmp_path):
     right = {"plain": (0, 1, 0, 1), "rag-both": (1, 0, 1, 1), "rapid-adaptive": (1, 1, 0, 1)}
     lines = [
         result(number, name, float(score))

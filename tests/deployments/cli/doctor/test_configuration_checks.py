@@ -73,6 +73,10 @@ class TestModels:
         monkeypatch.setattr(hub, "has_weights", lambda name: False)
         found = checks.check_models(HEALTHY, subject)
         assert (found.mark, found.mend) == ("warning", "hf download acme/large")
+        monkeypatch.setattr(hub, "is_offline", lambda: True)
+        found = checks.check_models(HEALTHY, subject)
+        assert (found.mark, "the hub cannot be asked" in found.fact) == ("error", True)
+        assert checks.check_models(HEALTHY, replace(subject, joins_cluster=True)).mark == "warning"
         found = checks.check_models(HEALTHY, replace(subject, misreading="a wrong key"))
         assert found.fact == "the weights of acme/large are not here"
         assert (found.mark, found.mend) == ("warning", "first mend the configuration")

@@ -132,7 +132,7 @@ def test_the_plan_of_a_node_says_what_each_job_needs_and_runs_nothing(tmp_path):
 )
 def test_what_cannot_be_is_one_sentence(arguments, told):
     result = rapid_eval(*arguments, "--dry-run")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert told in words(result)
 
 

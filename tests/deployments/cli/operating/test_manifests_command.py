@@ -25,6 +25,6 @@ def test_it_writes_the_service_s_folder(tmp_path: Path) -> None:
 
 def test_what_cannot_be_used_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     done = rapid("manifests", CONFIG, "no.dots", "--folder", str(tmp_path))
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "cannot name a service of Kubernetes" in done.stderr
     assert list(tmp_path.iterdir()) == []

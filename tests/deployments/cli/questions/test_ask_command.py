@@ -180,10 +180,18 @@ class TestAsk:
         generated = tmp_path / "document.txt"
         generated.write_text(generate_document(1, 200).text)
         embedded, real = serve(is_embedded=True), serve()
-        known = rapid("ask", "-d", str(generated), "Who?", "--url", embedded.url)
+        known = rapid("ask", "-d", str(generated), "What is the rent?", "--url", embedded.url)
         other = rapid("ask", "Who wrote this licence?", "--url", real.url, "--model", "served")
         assert (known.exit_code, other.exit_code, other.stderr) == (0, 0, "")
-        assert "understand only" not in known.stderr
+        assert "understands only" not in known.stderr
+
+    def test_an_english_question_about_a_generated_document_is_foreign_too(self, serve, tmp_path):
+        generated = tmp_path / "document.txt"
+        generated.write_text(generate_document(1, 200).text)
+        url = serve(is_embedded=True).url
+        result = rapid("ask", "-d", str(generated), "Please summarise this text.", "--url", url)
+        (said,) = [each for each in result.stderr.splitlines() if "understands only" in each]
+        assert "100% of the words of the question are unknown to it, so its answer means" in said
 
     def test_a_question_without_a_document_is_looked_at_itself(self, serve):
         url = serve(is_embedded=True).url

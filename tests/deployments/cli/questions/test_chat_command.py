@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deployments.cli.questions import chat_command
+from rapid.embedded.generator import generate_document
 from rapid.errors import PromptTooLong
 from tests.deployments.cli.command import rapid
 
@@ -48,6 +49,21 @@ def test_a_document_that_is_added_stands_where_it_came(serve, notes, tmp_path):
         (),
         ("with space.md",),
     ]
+
+
+def test_words_that_an_embedded_model_has_never_read_are_named_once(serve, tmp_path):
+    english, generated = tmp_path / "english.txt", tmp_path / "generated.txt"
+    english.write_text("You may not use this file except in compliance with the License.")
+    generated.write_text(generate_document(1, 200).text)
+    for files, lines in (
+        ((english,), ["What is the rent?"]),
+        ((generated,), [f"/add {english}", "What is the rent?"]),
+        ((generated,), ["What is the rent?", "Please summarise this.", "And shorter?"]),
+    ):
+        _, result = talk(serve, *lines, files=files, is_embedded=True)
+        assert result.stderr.count("this model understands only documents that") == 1
+    _, result = talk(serve, "Please summarise this.", files=(english,))
+    assert "understands only" not in result.stderr
 
 
 def test_commands(serve, notes):

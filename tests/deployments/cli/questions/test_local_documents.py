@@ -140,3 +140,26 @@ def test_of_one_document_a_part_is_advised_and_every_limit_that_is_in_the_way(se
     assert "ask about a part of the file, or raise api.max_characters and api.max_body_bytes" in (
         result.stderr
     )
+
+
+def test_what_alone_is_too_many_bytes_can_be_kept_by_the_server(serve, tmp_path):
+    (tmp_path / "big.md").write_text("x" * 300_000)
+    server = serve(max_characters=400_000, max_body_bytes=200_000)
+    result = rapid("ask", "-d", str(tmp_path / "big.md"), "Who?", "--url", server.url)
+    assert (result.exit_code, server.orchestrator.requests) == (2, [])
+    assert (
+        "takes 0.2 MB (200,000 bytes) in a question: have the server keep the file (`rapid "
+        "documents add FILE`) and ask about it there (`rapid ask --file ID`), or raise "
+        "api.max_body_bytes"
+    ) in result.stderr
+
+
+def test_characters_of_kept_files_count_as_those_that_are_sent(serve, tmp_path, monkeypatch):
+    kept = "deployments.cli.questions.ask_command._find_kept"
+    monkeypatch.setattr(kept, lambda client, file_id: (f"{file_id}.txt", 90_000))
+    (tmp_path / "small.txt").write_text("x" * 20_000)
+    server = serve(max_characters=100_000)
+    named = ("--file", "kept", "-d", str(tmp_path / "small.txt"))
+    result = rapid("ask", *named, "Who?", "--url", server.url)
+    assert (result.exit_code, server.orchestrator.requests) == (2, [])
+    assert "kept.txt has 0.090 MB, small.txt has 0.020 MB; that is 0.1 MB together" in result.stderr

@@ -54,10 +54,16 @@ def test_what_is_not_given_is_asked_for(folder):
     assert "keys" not in (folder / "asked.yaml").read_text(encoding="utf-8")
 
 
+def test_a_gpu_that_nobody_knows_is_told_before_the_next_question(folder):
+    result = rapid("init", "asked.yaml", input="4xh10\n20000\n10\n\n")
+    assert (result.exit_code, "no GPU 'h10' is known" in result.stderr) == (2, True)
+    assert "longest document" not in result.output
+
+
 def test_a_file_that_is_there_is_kept(folder):
     (folder / "my.yaml").write_text("mine")
     result = rapid(*init())
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "is there already" in result.stderr
     assert (folder / "my.yaml").read_text() == "mine"
 
@@ -76,6 +82,6 @@ def test_a_file_that_is_there_is_kept(folder):
 )
 def test_what_cannot_be_is_refused_with_what_could(given, told, folder):
     result = rapid(*init(**given))
-    assert result.exit_code == 1
+    assert result.exit_code == (1 if "1xl4" in given.values() or "2xl4" in given.values() else 2)
     assert told in " ".join(result.stderr.split())
     assert not (folder / "my.yaml").exists()

@@ -134,7 +134,7 @@ class TestPlan:
         tokenizer.save_pretrained(other)
         pair = ("--target", target, "--drafter", drafter.format(other=other))
         result = rapid("plan", *pair, "--gpu", "h200", "--context", "4096")
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert (
             f"target and drafter have different vocabularies: {how}; choose a drafter of the "
             "target's family" in result.stderr
@@ -188,7 +188,7 @@ class TestPlan:
     )
     def test_what_cannot_be_spread_over_machines_is_refused(self, options, told):
         result = rapid("plan", *self.EIGHT, "--drafter", "llama-3.1-70b", *options)
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert told in result.stderr
 
     @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ class TestPlan:
         models = ("--target", "qwen2.5-7b", "--drafter", "qwen2.5-72b", "--drafter-bits", "4")
         pair = ("plan", *models, "--gpu", "h200", "--context", "131072")
         result = rapid(*pair, *options)
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         told = f"the drafter has {rows} of the MLP on each GPU, and quantization: int4 packs 64"
         assert told in result.stderr
         assert rapid(*pair, "--drafter-gpus", "2").exit_code == 0
@@ -220,7 +220,7 @@ class TestPlan:
         assert "stored is stored quantized: awq, 4 bits in groups of 128" in said
         more = ("--target", engine.model, "--drafter", plain.model, "--target-bits", "8")
         result = rapid("plan", *more, *options)
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert "leave --target-bits out" in result.stderr
 
     def test_nor_are_they_what_a_plan_advises(self):
@@ -280,7 +280,7 @@ class TestPlan:
             report.write_text(text)
         options = ("plan", *self.EIGHT, "--drafter", "llama-3.2-1b", "--measured", str(report))
         result = rapid(*options)
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert f"{report} is no report of benchmarks/gpu.py that this plan can use" in result.stderr
 
     def test_documents_in_common_and_keys_in_fp8_are_counted(self):
@@ -288,7 +288,7 @@ class TestPlan:
         assert limit_of(rapid(*options, "--kv-bits", "8").stdout, STEP) == "14.2"
         assert limit_of(rapid(*options, "--shared", "131000").stdout, STEP) == "7.0"
         refused = rapid(*options, "--shared", "131072")
-        assert refused.exit_code == 1
+        assert refused.exit_code == 2
         assert "cannot have 131,072 in common: lower --shared" in refused.stderr
 
     @pytest.mark.parametrize(
@@ -330,5 +330,5 @@ class TestPlan:
     )
     def test_a_name_that_is_not_known(self, option, value, sentence):
         result = rapid("plan", *self.EIGHT, "--drafter", "llama-3.2-1b", option, value)
-        assert (result.exit_code, result.stdout) == (1, "")
+        assert (result.exit_code, result.stdout) == (2, "")
         assert sentence in result.stderr
