@@ -55,7 +55,6 @@ SMALLEST = {
     "rapid stop": "",
 }
 FOR_HELP = {
-    "benchmarks.decoding.reference": "needs a checkout of the reference code",
     "benchmarks.engine.kernel_resources": "tests/benchmarks/engine/ runs it",
     "benchmarks.gpu": "tests/benchmarks/test_gpu.py runs it",
     "benchmarks.pictures.house": "draws what is committed, and a copy has no commits",
