@@ -31,6 +31,7 @@ SMALLEST = {
     "benchmarks.decoding.decode": "--quick --cases 1",
     "benchmarks.decoding.determinism": "--questions 1",
     "benchmarks.decoding.explained": "--quick",
+    "benchmarks.decoding.flat": "--quick",
     "benchmarks.decoding.planned": "--quick --cases 1",
     "benchmarks.decoding.grammars": "--quick",
     "benchmarks.engine.cpu_attention": "--quick",
