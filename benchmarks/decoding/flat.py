@@ -54,9 +54,10 @@ from matplotlib import pyplot
 VOCAB, MAX_DRAFT, RETRIEVED = 49_152, 10, 2048  # SmolLM2's words; a server's drafts; tokens
 LENGTHS = [8_192, 32_768, 131_072, 524_288]
 PLAIN = "plain"
-PAGES, PAGE = ("README.md", "LICENSE", "docs/algorithm.md", "docs/operations.md"), 16_000
+PAGES = ("README.md", "LICENSE", "docs/algorithm.md", "docs/operations.md")
+PAGE_CHARACTERS = 16_000  # of a page that are read, about 5,000 tokens
 LINES = {"found": "-", "quote": "-.", "missed": "--", "nothing": ":"}
-ROUND = "tokens a drafted round"
+ROUND, CPU = "tokens a drafted round", "speed by processor time"
 REPORTED = ROOT / "benchmarks/decoding/reported_drafters.yaml"
 SVG = ROOT / "docs/pictures/flat.svg"
 COLOURS = {"EAGLE-3": "#E69F00", "DFlash": "#0072B2", "DSpark": "#009E73"}
@@ -116,10 +117,7 @@ class Answers:
             self._target.close()
             self._drafter.close()
         plain = runs.pop(PLAIN)
-        about = {"tokens": self._length}
-        rows = [about | row_of(kind, each, plain) for kind, each in runs.items()]
-        print(table_of(rows), flush=True)
-        return rows
+        return [{"tokens": self._length} | row_of(kind, each, plain) for kind, each in runs.items()]
 
 
 def row_of(kind: str, runs: list[Run], plain: list[Run]) -> dict[str, Any]:
@@ -131,9 +129,9 @@ def row_of(kind: str, runs: list[Run], plain: list[Run]) -> dict[str, Any]:
     by_cpu = [a.cpu_ms / b.cpu_ms for a, b in zip(plain, runs, strict=True)]
     return {
         "answer": kind,
-        "plain, ms a token": spread([run.ms for run in plain[1:]], 1),
+        "plain, ms": spread([run.ms for run in plain[1:]], 1),
         "speed": spread(speeds[1:]),
-        "by processor time": spread(by_cpu[1:]),
+        CPU: spread(by_cpu[1:]),
         "first answer": round(speeds[0], 2),
         ROUND: round(statistics.mean(tokens), 2) if tokens else None,
         "share of tokens": round(sum(tokens) / sum(len(run.token_ids) for run in runs[1:]), 2),
@@ -141,48 +139,40 @@ def row_of(kind: str, runs: list[Run], plain: list[Run]) -> dict[str, Any]:
     }
 
 
-async def by_length(model: Model, lengths: list[int], is_quick: bool) -> Rows:
-    """Measure every kind of answer at every length for which there is memory."""
-    rows: Rows = []
-    for length in lengths:
-        if length * model.ours.kv_layout.bytes_per_token > 0.8 * psutil.virtual_memory().available:
-            print(f"no memory for {length} tokens")
-            continue
-        prompt = np.random.default_rng(0).integers(10, VOCAB, length).tolist()
-        is_long = length > 131_072
-        answers = Answers(model, prompt, 24 if is_quick or is_long else 48)
-        new, found = scripts(answers.room, VOCAB, 0.8)
-        kinds: dict[str, Script] = {PLAIN: (new, None), "found": (new, found)}
-        kinds["missed"] = scripts(answers.room, VOCAB, 0.2)
-        kinds["nothing"] = new, None
-        kinds["quote"] = prompt[length // 2 :][: answers.room], None
-        costs = {kind: (RoundCosts(), RoundCosts()) for kind in kinds}
-        rows += await answers.compare(kinds, costs, 1 if is_quick else 2 if is_long else 4)
-    return rows
+async def at_length(model: Model, length: int, is_quick: bool) -> Rows:
+    """Measure every kind of answer at this length; none if there is no memory for it."""
+    if length * model.ours.kv_layout.bytes_per_token > 0.8 * psutil.virtual_memory().available:
+        print(f"no memory for {length} tokens")
+        return []
+    prompt = np.random.default_rng(0).integers(10, VOCAB, length).tolist()
+    num_tokens, count = (48, 3) if length <= 32_768 else (24 if length <= 131_072 else 16, 2)
+    answers = Answers(model, prompt, 24 if is_quick else num_tokens)
+    new, found = scripts(answers.room, VOCAB, 0.8)
+    kinds: dict[str, Script] = {PLAIN: (new, None), "found": (new, found)}
+    kinds["missed"] = scripts(answers.room, VOCAB, 0.2)
+    kinds["nothing"] = new, None
+    kinds["quote"] = prompt[length // 2 :][: answers.room], None
+    costs = {kind: (RoundCosts(), RoundCosts()) for kind in kinds}
+    return await answers.compare(kinds, costs, 1 if is_quick else count)
 
 
-async def by_page(model: Model, pages: tuple[str, ...], is_quick: bool) -> Rows:
-    """Measure answers that quote real text, drafted by the text alone."""
+async def on_page(model: Model, page: str, other: str, costs: Costs, is_quick: bool) -> Rows:
+    """Measure answers that quote a page, or say what is on another one, drafted by the text."""
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(map(document_text, document_names()), VOCAB, show_progress=False)
-    texts = [(ROOT / page).read_text()[:PAGE] for page in pages]
-    shared, rows = (RoundCosts(), RoundCosts()), []  # one server
-    for page, text, other in zip(pages, texts, texts[1:] + texts[:1], strict=True):
-        answers = Answers(model, tokenizer.encode(text).ids, 24 if is_quick else 96)
-        copied = text[len(text) // 3 :]
-        words = re.split(r"(\s+)", copied)  # with what is between them
-        words[18::20] = other.split()[: len(words[18::20])]
-        sentences = re.split(r"(?<=[.!?])\s+|\n\n", text)[1::3]
-        extracted = "".join(f"\n- {sentence}" for sentence in sentences)
-        written = {PLAIN: copied, "copy": copied, "extract": extracted, "rewrite": "".join(words)}
-        written["other text"] = other[len(other) // 3 :]
-        kinds: dict[str, Script] = {
-            kind: (tokenizer.encode(said).ids[: answers.room], None)
-            for kind, said in written.items()
-        }
-        found = await answers.compare(kinds, dict.fromkeys(kinds, shared), 1 if is_quick else 4)
-        rows += [{"page": page} | row for row in found]
-    return rows
+    text, new = ((ROOT / each).read_text()[:PAGE_CHARACTERS] for each in (page, other))
+    answers = Answers(model, tokenizer.encode(text).ids, 24 if is_quick else 96)
+    copied = text[len(text) // 3 :]
+    words = re.split(r"(\s+)", copied)  # with what is between them
+    words[18::20] = new.split()[: len(words[18::20])]
+    sentences = re.split(r"(?<=[.!?])\s+|\n\n", text)[1::3]
+    extracted = "".join(f"\n- {sentence}" for sentence in sentences)
+    written = {PLAIN: copied, "copy": copied, "extract": extracted, "rewrite": "".join(words)}
+    written["other text"] = new[len(new) // 3 :]
+    kinds: dict[str, Script] = {
+        kind: (tokenizer.encode(said).ids[: answers.room], None) for kind, said in written.items()
+    }
+    return await answers.compare(kinds, dict.fromkeys(kinds, costs), 1 if is_quick else 2)
 
 
 def table_of(rows: Rows) -> str:
@@ -191,8 +181,9 @@ def table_of(rows: Rows) -> str:
     return table(list(rows[0]), told)
 
 
-def draw(rows: Rows, reported: dict[str, Any], path: str) -> None:
+def draw(rows: Rows, path: str) -> None:
     """Draw tokens a round and speed over plain against context, ours in black."""
+    reported = yaml.safe_load(REPORTED.read_text())
     with matplotlib.rc_context({"svg.hashsalt": "rapid", "svg.fonttype": "none", "font.size": 9}):
         figure, axes = pyplot.subplots(1, 2, figsize=(10, 5), layout="constrained")
         for axis, (title, series) in zip(axes, reported.items(), strict=True):
@@ -201,7 +192,7 @@ def draw(rows: Rows, reported: dict[str, Any], path: str) -> None:
                 ours = [row for row in rows if row["answer"] == kind]
                 if not is_speed:  # where it rests, what trials bring says nothing
                     ours = [row for row in ours if row["share of tokens"] > 0.5]
-                ys = [row["speed"]["median"] if is_speed else row[ROUND] for row in ours]
+                ys = [row[CPU]["median"] if is_speed else row[ROUND] for row in ours]
                 xs = [row["tokens"] for row in ours]
                 label = f"ours, {kind}" + ", acceptance given" * (not is_speed)
                 axis.plot(xs, ys, line, color="black", marker="o", markersize=4, label=label)
@@ -227,17 +218,20 @@ def main() -> None:
     torch.set_num_threads(1)  # for this thread, which only waits
     shape = SMOLLM2_SHAPE | ({"num_layers": 2} if is_quick else {})
     model = random_model("bfloat16", vocab_size=VOCAB, **shape)
-    report: dict[str, Any] = {"settings": settings(options)}
+    report: dict[str, Any] = {"settings": settings(options), "rows": []}
     if options.quoting or is_quick:
-        rows = asyncio.run(by_page(model, PAGES[: 2 if is_quick else None], is_quick))
+        shared = RoundCosts(), RoundCosts()
+        for page, other in zip(PAGES, PAGES[1:] + PAGES[:1], strict=True):
+            rows = asyncio.run(on_page(model, page, other, shared, is_quick))
+            report["rows"] += [{"page": page} | row for row in rows]
         name, title = "flat-quotes", "Answers that quote, drafted by the text alone, over plain"
-        keep(None if is_quick else name, title, table_of(rows), report | {"rows": rows})
-    if not options.quoting:
-        rows = asyncio.run(by_length(model, [2048] if is_quick else options.lengths, is_quick))
-        reported = yaml.safe_load(REPORTED.read_text())
-        draw(rows, reported, os.devnull if is_quick else str(SVG))
+        keep(None if is_quick else name, title, table_of(report["rows"]), report)
+        report["rows"] = []
+    for length in [2048] if is_quick else [] if options.quoting else options.lengths:
+        report["rows"] += asyncio.run(at_length(model, length, is_quick))
+        draw(report["rows"], os.devnull if is_quick else str(SVG))
         name, title = "flat", "`lossless` over plain by length, acceptance given"
-        keep(None if is_quick else name, title, table_of(rows), report | {"rows": rows})
+        keep(None if is_quick else name, title, table_of(report["rows"]), report)
 
 
 if __name__ == "__main__":
