@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import re
 import statistics
@@ -37,7 +38,7 @@ from tokenizers import ByteLevelBPETokenizer
 
 from benchmarks.decoding.decoding_arms import Run, scripts
 from benchmarks.engine.filled import SMOLLM2_SHAPE, FilledEngine, Model, random_model
-from benchmarks.reporting import ROOT, keep, settings, shown, spread, table
+from benchmarks.reporting import RESULTS, ROOT, keep, settings, shown, spread, table
 from evaluation.texts.text_questions import document_names, document_text
 from rapid.engines.local_ports import EngineDrafter, EngineVerifier
 from rapid.speculation.lookup import PromptIndex, PromptLookupDrafter
@@ -139,29 +140,28 @@ def row_of(kind: str, runs: list[Run], plain: list[Run]) -> dict[str, Any]:
     }
 
 
-async def at_length(model: Model, length: int, is_quick: bool) -> Rows:
+async def at_length(model: Model, length: int, repeats: int) -> Rows:
     """Measure every kind of answer at this length; none if there is no memory for it."""
     if length * model.ours.kv_layout.bytes_per_token > 0.8 * psutil.virtual_memory().available:
         print(f"no memory for {length} tokens")
         return []
     prompt = np.random.default_rng(0).integers(10, VOCAB, length).tolist()
-    num_tokens, count = (48, 3) if length <= 32_768 else (24 if length <= 131_072 else 16, 2)
-    answers = Answers(model, prompt, 24 if is_quick else num_tokens)
+    answers = Answers(model, prompt, 48 if length <= 32_768 else 16)
     new, found = scripts(answers.room, VOCAB, 0.8)
     kinds: dict[str, Script] = {PLAIN: (new, None), "found": (new, found)}
     kinds["missed"] = scripts(answers.room, VOCAB, 0.2)
     kinds["nothing"] = new, None
     kinds["quote"] = prompt[length // 2 :][: answers.room], None
     costs = {kind: (RoundCosts(), RoundCosts()) for kind in kinds}
-    return await answers.compare(kinds, costs, 1 if is_quick else count)
+    return await answers.compare(kinds, costs, repeats)
 
 
-async def on_page(model: Model, page: str, other: str, costs: Costs, is_quick: bool) -> Rows:
+async def on_page(model: Model, page: str, other: str, costs: Costs, repeats: int) -> Rows:
     """Measure answers that quote a page, or say what is on another one, drafted by the text."""
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(map(document_text, document_names()), VOCAB, show_progress=False)
     text, new = ((ROOT / each).read_text()[:PAGE_CHARACTERS] for each in (page, other))
-    answers = Answers(model, tokenizer.encode(text).ids, 24 if is_quick else 96)
+    answers = Answers(model, tokenizer.encode(text).ids, 96)
     copied = text[len(text) // 3 :]
     words = re.split(r"(\s+)", copied)  # with what is between them
     words[18::20] = new.split()[: len(words[18::20])]
@@ -172,7 +172,7 @@ async def on_page(model: Model, page: str, other: str, costs: Costs, is_quick: b
     kinds: dict[str, Script] = {
         kind: (tokenizer.encode(said).ids[: answers.room], None) for kind, said in written.items()
     }
-    return await answers.compare(kinds, dict.fromkeys(kinds, costs), 1 if is_quick else 2)
+    return await answers.compare(kinds, dict.fromkeys(kinds, costs), repeats)
 
 
 def table_of(rows: Rows) -> str:
@@ -212,23 +212,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--quoting", action="store_true", help="answers that quote, no chart")
+    parser.add_argument("--repeats", type=int, default=3, help="of each answer, after a first one")
     parser.add_argument("--quick", action="store_true", help="little of both, nothing kept")
     options = parser.parse_args()
-    is_quick = options.quick
+    is_quick, repeats = options.quick, 1 if options.quick else options.repeats
     torch.set_num_threads(1)  # for this thread, which only waits
     shape = SMOLLM2_SHAPE | ({"num_layers": 2} if is_quick else {})
     model = random_model("bfloat16", vocab_size=VOCAB, **shape)
     report: dict[str, Any] = {"settings": settings(options), "rows": []}
     if options.quoting or is_quick:
         shared = RoundCosts(), RoundCosts()
-        for page, other in zip(PAGES, PAGES[1:] + PAGES[:1], strict=True):
-            rows = asyncio.run(on_page(model, page, other, shared, is_quick))
+        for place, page in enumerate(PAGES[:1] if is_quick else PAGES):
+            other = PAGES[(place + 1) % len(PAGES)]
+            rows = asyncio.run(on_page(model, page, other, shared, repeats))
             report["rows"] += [{"page": page} | row for row in rows]
-        name, title = "flat-quotes", "Answers that quote, drafted by the text alone, over plain"
-        keep(None if is_quick else name, title, table_of(report["rows"]), report)
-        report["rows"] = []
+            name, title = "flat-quotes", "Answers that quote, drafted by the text alone, over plain"
+            keep(None if is_quick else name, title, table_of(report["rows"]), report)
+    kept = RESULTS / "flat.json"
     for length in [2048] if is_quick else [] if options.quoting else options.lengths:
-        report["rows"] += asyncio.run(at_length(model, length, is_quick))
+        rows = asyncio.run(at_length(model, length, repeats))
+        if kept.exists() and not is_quick:  # other lengths stay
+            rows += [row for row in json.loads(kept.read_text())["rows"] if row["tokens"] != length]
+        report["rows"] = sorted(rows, key=lambda row: int(row["tokens"]))
         draw(report["rows"], os.devnull if is_quick else str(SVG))
         name, title = "flat", "`lossless` over plain by length, acceptance given"
         keep(None if is_quick else name, title, table_of(report["rows"]), report)
