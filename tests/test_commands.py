@@ -31,6 +31,7 @@ SMALLEST = {
     "benchmarks.decoding.decode": "--quick --cases 1",
     "benchmarks.decoding.determinism": "--questions 1",
     "benchmarks.decoding.explained": "--quick",
+    "benchmarks.decoding.flat": "--quick",
     "benchmarks.decoding.planned": "--quick --cases 1",
     "benchmarks.decoding.grammars": "--quick",
     "benchmarks.engine.cpu_attention": "--quick",
@@ -54,7 +55,6 @@ SMALLEST = {
     "rapid stop": "",
 }
 FOR_HELP = {
-    "benchmarks.decoding.reference": "needs a checkout of the reference code",
     "benchmarks.engine.kernel_resources": "tests/benchmarks/engine/ runs it",
     "benchmarks.gpu": "tests/benchmarks/test_gpu.py runs it",
     "benchmarks.pictures.house": "draws what is committed, and a copy has no commits",

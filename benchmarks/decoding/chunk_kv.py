@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 import rapid
-from benchmarks.engine.filled import random_model
+from benchmarks.engine.filled import SMOLLM2_SHAPE, random_model
 from benchmarks.reporting import keep, ratios, settings, shown, spread, table
 from evaluation.texts.text_questions import document_names, document_text, questions_of
 from rapid.answering.passage_gate import ask_generated, compute_share_kept, measure_overlaps
@@ -45,7 +45,6 @@ from rapid.pair.pair import Pair
 from retrieval import RetrievalConfig, open_retriever
 
 VOCAB, HEAD, PASSAGE, QUESTION, BLOCK = 4096, 24, 128, 32, 10  # tokens
-SHAPE = {"hidden_size": 576, "num_layers": 30, "num_heads": 9, "num_kv_heads": 3}
 SMALL = {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2}
 SMOLLM2 = "smollm2-135m"
 ROLES = ("target", "drafter")
@@ -56,7 +55,7 @@ class FirstBlocks:
     """A drafter's engine, and prompts of passages."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        model = random_model("float32", **(SMALL if options.quick else SHAPE))
+        model = random_model("float32", **(SMALL if options.quick else SMOLLM2_SHAPE))
         retrieved = 512 if options.quick else 2048
         most = (HEAD + retrieved + QUESTION + 79) // 16 * 16  # whole pages
         changes = {"max_context": most, "kv_cache_tokens": most, "threads": options.threads}

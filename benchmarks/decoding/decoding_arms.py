@@ -128,11 +128,11 @@ def lossless(target: FilledEngine, drafter: FilledEngine, num_tokens: int) -> Ar
     return run
 
 
-def scripts(num_tokens: int, vocab_size: int) -> tuple[list[int], list[int]]:
+def scripts(num_tokens: int, vocab_size: int, alpha: float = ALPHA) -> tuple[list[int], list[int]]:
     """Return the target's answer, and a drafter's that is right with probability alpha."""
     rng = np.random.default_rng(2)
     right = rng.integers(10, vocab_size, num_tokens)
-    is_right = rng.random(num_tokens) < ALPHA
+    is_right = rng.random(num_tokens) < alpha
     return right.tolist(), np.where(is_right, right, (right + 1) % vocab_size).tolist()
 
 

@@ -32,7 +32,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.engine.filled import random_model
+from benchmarks.engine.filled import SMOLLM2_SHAPE, random_model
 from benchmarks.reporting import keep, ratios, shown, spread, table
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.constraints.grammars import Grammars, GrammarShaping
@@ -49,7 +49,7 @@ VOCAB, EOS = 128_256, 0
 MAX_DRAFT = 8
 PROMPT = 64  # tokens
 SHAPES = {
-    "SmolLM2-135M's": {"hidden_size": 576, "num_layers": 30, "num_heads": 9, "num_kv_heads": 3},
+    "SmolLM2-135M's": SMOLLM2_SHAPE,
     "4 layers of 256": {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2},
 }
 RECORD = {

@@ -32,6 +32,7 @@ CPU = torch.device("cpu")
 AnyCache = TypeVar("AnyCache", bound=Cache)
 Result = TypeVar("Result")
 Run = Callable[[Sequence[Feed]], list[torch.Tensor]]
+SMOLLM2_SHAPE = {"hidden_size": 576, "num_layers": 30, "num_heads": 9, "num_kv_heads": 3}
 KV = list[tuple[torch.Tensor, torch.Tensor]]  # per layer keys and values [batch, kv_heads, n, d]
 
 
@@ -62,7 +63,7 @@ def random_model(
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
         head_dim=64,
-        max_position_embeddings=131_072,
+        max_position_embeddings=2**20,  # rotations are computed, so it costs nothing
         initializer_range=0.05,
         bos_token_id=None,
         eos_token_id=None,
@@ -136,6 +137,7 @@ class FilledEngine:
             "lease_ttl_s": 3600,
         }
         self.engine = Engine(loaded, loaded.config.model_copy(update=config))
+        self._run = self.engine._compute.runner.run  # without a script
         torch.manual_seed(1)
         for layer in self.engine._compute.runner.cache.layers:
             for tensor in layer:
@@ -202,7 +204,7 @@ class FilledEngine:
     def script(self, token_ids: Sequence[int]) -> None:
         """Make the model generate these tokens from now on, whatever it computes (`scripted`)."""
         runner = self.engine._compute.runner
-        runner.run = scripted(runner.run, self.length, token_ids)  # type: ignore[method-assign]
+        runner.run = scripted(self._run, self.length, token_ids)  # type: ignore[method-assign]
 
     def close(self) -> None:
         """End the engine."""

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-ON_ITS_OWN = "decoding.reference_side"  # runs in another environment, for `decoding.reference`
 
 
 def test_every_script_has_its_place_on_the_page() -> None:
@@ -19,4 +18,4 @@ def test_every_script_has_its_place_on_the_page() -> None:
         for path in FOLDER.glob("*/*.py")
         if "__main__" in path.read_text()
     }
-    assert shown - {"gpu.py"} == scripts - {ON_ITS_OWN}
+    assert shown - {"gpu.py"} == scripts
