@@ -235,7 +235,12 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("a: [", "is not YAML"), ("", "is empty"), ("- 1", "is empty"), (None, "cannot be read")],
+    [
+        ("a: [", "is not YAML"),
+        ("", "is empty"),
+        ("- 1", "is no configuration"),
+        (None, "cannot be read"),
+    ],
 )
 def test_a_file_that_is_none_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "file.yaml"

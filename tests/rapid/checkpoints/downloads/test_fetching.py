@@ -269,12 +269,12 @@ class TestCommands:
     def test_a_home_of_nobody_is_one_sentence(self, monkeypatch, command) -> None:
         monkeypatch.setenv("RAPID_HOME", "~no-such-user/models")
         asked = self.rapid(*command)
-        assert asked.exit_code == 1
+        assert asked.exit_code == 2
         assert asked.stderr == "error: RAPID_HOME is ~no-such-user/models: there is no such user\n"
 
     def test_an_unknown_name_is_refused(self) -> None:
         asked = self.rapid("get", "sone-model")
-        assert asked.exit_code == 1
+        assert asked.exit_code == 2
         assert "did you mean some-model?" in asked.stderr
 
     def test_no_network_is_one_sentence(self, index) -> None:
