@@ -29,7 +29,7 @@ def pack_rows(rows: torch.Tensor, bits: Bits | None) -> list[torch.Tensor]:
     if bits is None:
         return [rows]
     codes, groups = [], []
-    for part, dim in zip(rows.split(1, 1), (_KEYS_BY, _VALUES_BY), strict=True):
+    for part, dim in zip(torch.split(rows, 1, 1), (_KEYS_BY, _VALUES_BY), strict=True):
         least, most = part.aminmax(dim=dim, keepdim=True)
         step = ((most.float() - least.float()) / (2**bits - 1)).clamp_min(_LEAST_STEP)
         step = step.to(rows.dtype)
@@ -52,6 +52,8 @@ def unpack_rows(parts: Sequence[torch.Tensor], bits: Bits | None) -> torch.Tenso
         packed = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
     found = [
         step.float() * code + least.float()
-        for code, least, step in zip(packed.split(1, 1), groups[::2], groups[1::2], strict=True)
+        for code, least, step in zip(
+            torch.split(packed, 1, 1), groups[::2], groups[1::2], strict=True
+        )
     ]
     return torch.cat(found, 1).to(groups[0].dtype)
