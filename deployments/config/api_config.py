@@ -93,7 +93,7 @@ class ApiConfig(Frozen):
             share of them, one that asks alone all, and more for a moment
             (`deployments.api.gate.shares`).
             None is as many as keep the target's pool from being crowded with all its replicas, and
-            at least four; a server with one tenant shares nothing.
+            at least four; a server without keys, or with those of one tenant, shares nothing.
         tenant_weights: How many shares of one tenant another has in `shared_requests`, by tenant;
             who is not named has one.
         requests_per_minute: The most questions of one tenant within a minute, at all replicas of

@@ -32,6 +32,7 @@ class Accounts:
     Attributes:
         database: Returns where all this is, or raises `LibraryUnavailable`.
         limits: The limits of the tenants that have own ones, as of a second ago.
+        knows_keys: Whether a key was ever made, as of a second ago.
         num_lost: Entries that were dropped because the database was away for too long.
     """
 
@@ -42,7 +43,7 @@ class Accounts:
         self.num_lost = 0
         self._waiting: deque[UsageEntry] = deque()
         self._changed = 0
-        self._has_keys = False
+        self.knows_keys = False
         self._is_away = False
 
     async def find(self, key: str) -> Caller | None:
@@ -55,8 +56,8 @@ class Accounts:
 
     async def has_keys(self) -> bool:
         """Return whether a key was ever made, without which no request needs one."""
-        self._has_keys = self._has_keys or await api_keys.has_keys(await self.database())
-        return self._has_keys
+        self.knows_keys = self.knows_keys or await api_keys.has_keys(await self.database())
+        return self.knows_keys
 
     def note(self, entry: UsageEntry) -> None:
         """Have the usage of an answer written soon."""
@@ -91,7 +92,7 @@ class Accounts:
         """Read limits and write usage again and again within the context, and once at its end.
 
         Args:
-            on_limits: Called when limits have changed.
+            on_limits: Called when limits have changed, and when the first key was made.
         """
         task = asyncio.create_task(self._keep(on_limits))
         try:
@@ -112,7 +113,9 @@ class Accounts:
     async def _keep(self, on_limits: Callable[[], None]) -> None:
         while True:
             try:
-                if await self.read_limits():
+                knew_keys = self.knows_keys
+                is_new = await self.read_limits()
+                if is_new or await self.has_keys() != knew_keys:
                     on_limits()
                 await self.write_usage()
                 self._is_away = False

@@ -1,4 +1,4 @@
-"""A gigabyte of files of all kinds, of which no process may hold more than its share."""
+"""A gigabyte of files of all kinds, and one of 2,000 pages, within the memory of each process."""
 
 from __future__ import annotations
 
@@ -48,6 +48,17 @@ def text(size: int) -> bytes:
     return b"The code is 4711. The rent is due on the first day of each month.\n" * (size // 66)
 
 
+def long_pdf(num_pages: int) -> bytes:
+    """Pages of fifty lines each."""
+    line = "The rent of page {} is due on the first day of each month, line {}."
+    return write_pdf(
+        [
+            [(50, 770 - 14 * number, line.format(page, number)) for number in range(50)]
+            for page in range(num_pages)
+        ]
+    )
+
+
 KINDS: dict[str, tuple[Callable[[int], bytes], int, int]] = {
     "pdf": (pdf, 64 * MIB, 8),
     "docx": (docx, 32 * MIB, 8),
@@ -88,17 +99,12 @@ async def test_a_gigabyte_of_files_is_read_within_the_memory_of_each_process(tmp
         memory.start()
         sent = 0
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=600) as http:
-            ids = []
+            ids = [await _upload(http, "2,000 pages.pdf", long_pdf(2_000))]
             for kind, (write, size, number) in KINDS.items():
                 for index in range(number):
                     content = write(size)
                     sent += len(content)
-                    form = {
-                        "purpose": (None, "user_data"),
-                        "file": (f"{index}.{kind}", io.BytesIO(content)),
-                    }
-                    reply = await http.post("/v1/files", files=form)
-                    ids.append(reply.raise_for_status().json()["id"])
+                    ids.append(await _upload(http, f"{index}.{kind}", content))
             for file_id in ids:
                 while (file := await _get(http, file_id))["status"] == "uploaded":  # noqa: ASYNC110
                     await asyncio.sleep(0.2)
@@ -110,6 +116,11 @@ async def test_a_gigabyte_of_files_is_read_within_the_memory_of_each_process(tmp
     finally:
         server.kill()
         server.wait()
+
+
+async def _upload(http: httpx.AsyncClient, name: str, content: bytes) -> str:
+    form = {"purpose": (None, "user_data"), "file": (name, io.BytesIO(content))}
+    return str((await http.post("/v1/files", files=form)).raise_for_status().json()["id"])
 
 
 async def _get(http: httpx.AsyncClient, file_id: str) -> dict[str, Any]:

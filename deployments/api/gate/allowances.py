@@ -22,20 +22,23 @@ class Allowances:
         self._has_tenants = False
 
     def configure(self, config: ApiConfig, *, has_tenants: bool) -> None:
-        """Take the limits of a configuration, under which there may be several tenants."""
+        """Take the limits of a configuration, whose keys may be of several tenants."""
         self._config = config
-        self._has_tenants = has_tenants or self._accounts is not None
+        self._has_tenants = has_tenants
         self.refresh()
 
     def refresh(self) -> None:
         """Have admission go by the limits of the moment."""
         config, own = self._config, self._accounts.limits if self._accounts else {}
+        has_tenants = self._has_tenants or (
+            self._accounts is not None and self._accounts.knows_keys
+        )
         weights = {name: each.weight for name, each in own.items() if each.weight}
         most = {name: each.concurrent_answers for name, each in own.items()}
         self._admission.limit(
             config.max_requests,
             config.max_requests_of_each,
-            config.shared_requests if self._has_tenants else None,
+            config.shared_requests if has_tenants else None,
             config.tenant_weights | weights,
             {name: number for name, number in most.items() if number is not None},
         )

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import delete
 
 from library.accounts import books
+from library.accounts.api_keys import create_key
 from library.accounts.books import Accounts
 from library.accounts.tenant_limits import read_limits, write_limits
 from library.accounts.usage_ledger import UsageEntry, record_usage, sum_usage
@@ -114,6 +115,22 @@ async def test_usage_is_written_within_a_turn_and_at_the_end(
         accounts.note(replace(ENTRY, request_id="r2"))
     assert (await totals(database))[0]["num_requests"] == 2
     assert (changes, accounts.num_lost) == ([1], 0)
+
+
+async def test_the_first_key_is_told_of_once(database: Database, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(books, "_TURN_S", 0.01)
+    accounts, told = accounts_in(database), asyncio.Event()
+    async with accounts.keep(told.set), asyncio.timeout(60):
+        await asyncio.sleep(0.05)
+        assert not told.is_set()
+        assert not accounts.knows_keys
+        await create_key(database, "acme", "first", ["ask"], None, actor="ops")
+        await told.wait()
+        assert accounts.knows_keys
+        told.clear()
+        await create_key(database, "acme", "second", ["ask"], None, actor="ops")
+        await asyncio.sleep(0.05)
+        assert not told.is_set()
 
 
 async def test_what_a_database_that_is_away_keeps_from_being_written_waits_or_is_counted(

@@ -17,7 +17,9 @@ from deployments.api.gate.admission import Admission, Ticket, Usage
 from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig, ApiKey
 from deployments.config.tenants import hash_key
-from rapid.errors import Overloaded, TooManyRequests
+from library.accounts.books import Accounts
+from library.storage.database import Database
+from rapid.errors import LibraryUnavailable, Overloaded, TooManyRequests
 from rapid.events import Finished, GenerationEvent, TextDelta
 from rapid.messages import GenerateRequest
 from tests.deployments.scripted import STARTED, Generator, ScriptedOrchestrator, receipt
@@ -322,6 +324,18 @@ class TestLines:
 def test_one_tenant_shares_with_nobody(keys: tuple[ApiKey, ...], are_shared: bool) -> None:
     app = Ingress(ScriptedOrchestrator(), ApiConfig(model="m", keys=keys, shared_requests=4))
     assert app.shares.are_shared == are_shared
+
+
+@pytest.mark.parametrize("knows_keys", [True, False])
+def test_where_the_library_has_no_keys_there_is_one_tenant(knows_keys: bool) -> None:
+    async def away() -> Database:
+        raise LibraryUnavailable("Away.")
+
+    accounts = Accounts(away)
+    accounts.knows_keys = knows_keys
+    config = ApiConfig(model="m", shared_requests=4)
+    app = Ingress(ScriptedOrchestrator(), config, accounts=accounts)
+    assert app.shares.are_shared == knows_keys
 
 
 class Busy(Generator):
