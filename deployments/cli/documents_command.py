@@ -35,11 +35,9 @@ documents = typer.Typer(
 )
 
 
-@documents.command(epilog="Example: rapid documents add report.pdf --prefill")
+@documents.command(epilog="Example: rapid documents add report.pdf contracts/ --prefill")
 def add(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False, readable=True)
-    ],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", exists=True, readable=True)],
     prefill: Annotated[
         bool, typer.Option("--prefill", help="Have the target read them before the first question.")
     ] = False,
@@ -49,13 +47,21 @@ def add(
 ) -> None:
     """Upload files (text, Markdown, HTML, PDF, DOCX), wait until they are read, print their ids.
 
-    Then ask: rapid ask --file ID 'What is ...?' A file may be longer than what the server takes in
-    a question, which is said: it can be searched, but not asked about.
+    Of a folder all files of these kinds are uploaded. Then ask: rapid ask --file ID 'What is ...?'
+    A file may be longer than what the server takes in a question, which is said: it can be
+    searched, but not asked about.
     """
+    from library.parsing.local_files import find_files, show_path
+
     failed = False
     read: list[Mapping[str, Any]] = []
+    paths, problems = find_files(files)
+    if not paths:
+        fail(f"{', '.join(map(show_path, files))}: there is no file that can be read", 2)
+    for problem in problems:
+        note(problem)
     with connect(url, api_key) as client:
-        for path in files:
+        for path in paths:
             file = _upload(client, path, prefills=prefill)
             if as_json:
                 print_json(file)

@@ -102,6 +102,19 @@ def read_files(
     return read
 
 
+def find_files(named: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Return the files that paths, folders and patterns stand for, and a sentence for each problem.
+
+    Of folders and patterns those come that are of a kind that is read. None comes twice.
+    """
+    read, found = LocalFiles(), dict[Path, Path]()
+    for path in named:
+        for each, is_named in _find(path, read):
+            if is_named or is_readable(each):
+                found.setdefault(each.resolve(), each)
+    return [*found.values()], read.problems
+
+
 def name_apart(paths: Sequence[Path]) -> list[str]:
     """Return a name for each of different files: its own, or its path where two share one."""
     own = Counter(path.name for path in paths)

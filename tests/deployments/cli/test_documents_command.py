@@ -48,6 +48,21 @@ def test_an_upload_is_an_object_too_and_its_failure_a_status(tmp_path: Path) -> 
     assert (json.loads(bad.stdout), bad.exit_code) == (FAILED, 1)
 
 
+def test_of_a_folder_all_files_of_known_kinds_are_added(tmp_path: Path) -> None:
+    folder = tmp_path / "contracts"
+    (folder / "old").mkdir(parents=True)
+    for name in ("a.pdf", "old/b.pdf"):
+        (folder / name).write_bytes(b"%PDF-")
+    (folder / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0\x00\x10JFIF\x00" + bytes(range(256)))
+    added = rapid("documents", "add", str(folder), str(folder / "a.pdf"))
+    assert added.exit_code == 0
+    names = [line.split(": ")[0].split()[-1] for line in added.stdout.splitlines()]
+    assert names == ["a.pdf", "b.pdf"]
+    (tmp_path / "empty").mkdir()
+    empty = rapid("documents", "add", str(tmp_path / "empty"))
+    assert (empty.exit_code, "no file that can be read" in empty.stderr) == (2, True)
+
+
 def test_of_a_file_too_long_for_a_question_it_is_said_when_it_is_added(tmp_path: Path) -> None:
     for name in ("good.pdf", "long.pdf"):
         (tmp_path / name).write_bytes(b"%PDF-")
