@@ -82,12 +82,13 @@ class Answers:
     def _relay(self, costs: Costs, *, with_drafter: bool) -> Relay:
         """Return who drafts, as `rapid.answering.rounds` puts it together."""
         text, limits = PromptLookupDrafter(self._index), (self._length, MAX_DRAFT)
-        left = self._num_tokens
-        by_text = TextController(costs[0], *limits, lambda: text.longest, num_left=left)
+        # Processor time of both engines, which other work on the machine disturbs least.
+        own: dict[str, Any] = {"num_left": self._num_tokens, "clock": time.process_time}
+        by_text = TextController(costs[0], *limits, lambda: text.longest, **own)
         if not with_drafter:
             return Relay(text, by_text)
         drafter = EngineDrafter(self._drafter.engine, "0")
-        pace = Controller(costs[1], *limits, can_rest=True, num_left=left)
+        pace = Controller(costs[1], *limits, can_rest=True, **own)
         return Relay(text, by_text, drafter, pace)
 
     async def _answer(self, relay: Relay | None) -> Run:
