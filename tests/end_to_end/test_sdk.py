@@ -77,7 +77,11 @@ def test_an_answer_is_parsed_into_the_callers_model(client: openai.OpenAI, mode:
     assert answer.choices[0].message.content == told.model_dump_json()
 
 
-def test_a_file_is_kept_indexed_asked_about_and_deleted(client: openai.OpenAI) -> None:
+def test_a_file_is_kept_indexed_asked_about_and_deleted(
+    client: openai.OpenAI, application: str
+) -> None:
+    # Those that came for the load of other tests leave, and with them what they have read.
+    wait_until(lambda: count_targets(application) == 1, 60, 0.2)
     file = client.files.create(file=("report.txt", STORED.encode()), purpose="user_data")
     wait_until(lambda: client.files.retrieve(file.id).status == "processed", 60)
     store = client.vector_stores.create(file_ids=[file.id])
@@ -186,6 +190,11 @@ def test_anthropics_sdk_is_answered_with_citations(application: str) -> None:
     (citation, *_) = next(each.citations for each in answer.content if each.citations)
     start, end = citation.start_char_index, citation.end_char_index
     assert DOCUMENT.text[start:end] == citation.cited_text
+
+
+def count_targets(application: str) -> int:
+    engines = httpx.get(f"{application}/ready", timeout=10).json()["engines"]
+    return sum(engine["pool"] == "target" for engine in engines)
 
 
 def delete_wholly(client: openai.OpenAI, file_id: str) -> dict[str, Any]:
