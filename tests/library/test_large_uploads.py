@@ -23,7 +23,7 @@ from tests.library.serve_library import start_server
 from tests.ray_cluster import free_port
 
 MIB = 2**20
-SERVER_GROWS = 128 * MIB  # of the ingress with its worker, whatever is sent
+SERVER_GROWS = 256 * MIB  # half of it the layout of 2,000 pages: 20 bytes a character
 READER_TAKES = 1024 * MIB  # the default of `library.parsing_bytes`
 
 
