@@ -280,8 +280,9 @@ class EngineConfig(Frozen):
             passages, each of which a drafter then reads once, by itself, for answers that are the
             target's own (``docs/decisions/chunk-kv.md``). For drafters that read thousands of
             retrieved tokens. 0 reads passages together.
-        passage_cache_bits: Bits of each number in that cache, 8 or 4, so that a half or a quarter
-            of the memory holds it, and a drafter reads a little worse. None keeps `dtype`.
+        passage_cache_bits: Bits of each number in that cache, 8 or 4, so that the same memory holds
+            about twice or four times as many tokens, which a drafter reads a little worse. None
+            keeps `dtype`.
         disk_cache_folder: Folder on a local disk in which the KV of prompts is kept, also over
             restarts, in a folder for each tenant. It passes through the host cache. None keeps
             nothing on disk.

@@ -41,7 +41,7 @@ MAX_TOKENS = 24
 PARTS = ("retrieval", "target_prefill", "drafter_prefill")
 
 
-def opened(dtype: str) -> rapid.Pair:
+def open_pair(dtype: str) -> rapid.Pair:
     """Open the target of `own-text.yaml`, which drafts for itself."""
     config = ROOT / "cluster/configs/own-text.yaml"
     args = yaml.safe_load(config.read_text())["applications"][0]["args"]
@@ -136,7 +136,7 @@ def ask_server(
 def asking(options: argparse.Namespace) -> tuple[AbstractContextManager[Any], Callable[..., Any]]:
     """Return the pair in this process or the client of a server, and how to ask it."""
     if options.url is None:
-        return opened(options.dtype), ask
+        return open_pair(options.dtype), ask
     client = httpx.Client(base_url=options.url, timeout=600, trust_env=False)
     return client, ask_server
 

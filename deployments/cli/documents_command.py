@@ -14,6 +14,7 @@ from rich.table import Table
 from deployments.cli.server.server_client import KeyOption, Url, connect, give_up, refuse
 from deployments.cli.terminal import (
     DEFAULT_URL,
+    USAGE,
     AsJson,
     Waiting,
     fail,
@@ -53,13 +54,13 @@ def add(
     """
     from library.parsing.local_files import find_files, show_path
 
-    failed = False
-    read: list[Mapping[str, Any]] = []
     paths, problems = find_files(files)
-    if not paths:
-        fail(f"{', '.join(map(show_path, files))}: there is no file that can be read", 2)
+    failed = bool(problems)
+    read: list[Mapping[str, Any]] = []
     for problem in problems:
         note(problem)
+    if not paths:
+        fail(f"{', '.join(map(show_path, files))}: there is no file that can be read", USAGE)
     with connect(url, api_key) as client:
         for path in paths:
             file = _upload(client, path, prefills=prefill)

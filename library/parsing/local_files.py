@@ -74,13 +74,8 @@ def read_files(
         on_progress: Is told about each page of a PDF.
     """
     read = LocalFiles()
-    found: dict[Path, tuple[Path, bool, int]] = {}
-    for place, path in enumerate(named):
-        is_input = standard_input is not None and path == STANDARD_INPUT
-        for each, is_named in [(path, True)] if is_input else _find(path, read):
-            found.setdefault(each if is_input else each.resolve(), (each, is_named, place))
     parsed: list[tuple[Path, ParsedText, int]] = []
-    for path, is_named, place in found.values():
+    for path, is_named, place in _find_each(named, standard_input, read):
         try:
             if not is_named and not is_readable(path):
                 read.num_other += 1
@@ -94,7 +89,7 @@ def read_files(
             else:
                 read.num_other += 1
         except OSError as error:
-            read.problems.append(f"{show_path(path)} cannot be read: {error.strerror}")
+            read.problems.append(_tell_closed(path, error))
     names = name_apart([path for path, *_ in parsed])
     read.files = [
         LocalFile(name, each, place) for name, (_, each, place) in zip(names, parsed, strict=True)
@@ -105,14 +100,17 @@ def read_files(
 def find_files(named: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """Return the files that paths, folders and patterns stand for, and a sentence for each problem.
 
-    Of folders and patterns those come that are of a kind that is read. None comes twice.
+    Of folders and patterns those come that are of a kind that is read and not empty. None comes
+    twice.
     """
-    read, found = LocalFiles(), dict[Path, Path]()
-    for path in named:
-        for each, is_named in _find(path, read):
-            if is_named or is_readable(each):
-                found.setdefault(each.resolve(), each)
-    return [*found.values()], read.problems
+    read, found = LocalFiles(), list[Path]()
+    for path, is_named, _ in _find_each(named, None, read):
+        try:
+            if is_named or (path.stat().st_size and is_readable(path)):
+                found.append(path)
+        except OSError as error:
+            read.problems.append(_tell_closed(path, error))
+    return found, read.problems
 
 
 def name_apart(paths: Sequence[Path]) -> list[str]:
@@ -136,6 +134,22 @@ def name_apart(paths: Sequence[Path]) -> list[str]:
 def show_path(path: Path) -> str:
     """Return a path as text that can be printed, whatever bytes it has."""
     return os.fsencode(path).decode("utf-8", "replace")
+
+
+def _tell_closed(path: Path, error: OSError) -> str:
+    return f"{show_path(path)} cannot be read: {error.strerror}"
+
+
+def _find_each(
+    named: Sequence[Path], standard_input: BinaryIO | None, read: LocalFiles
+) -> list[tuple[Path, bool, int]]:
+    """Return each file once, with whether it was named itself, and the place of its path."""
+    found: dict[Path, tuple[Path, bool, int]] = {}
+    for place, path in enumerate(named):
+        is_input = standard_input is not None and path == STANDARD_INPUT
+        for each, is_named in [(path, True)] if is_input else _find(path, read):
+            found.setdefault(each if is_input else each.resolve(), (each, is_named, place))
+    return [*found.values()]
 
 
 def _find(path: Path, read: LocalFiles) -> Iterator[tuple[Path, bool]]:

@@ -1,1 +1,1 @@
-"""Where a library keeps what it has: tables with their migrations, lists of rows, and blobs."""
+"""The storage of the library: its database with migrations, pages of rows, and blobs of bytes."""

@@ -1,4 +1,4 @@
-"""What a request asks about: the messages of a conversation, and attached documents."""
+"""Request fields of a chat: its messages, and attached documents."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a request settles before it begins: its parameters, and whether they go together."""
+"""Plans of requests: the resolved parameters of each, and checks that they go together."""

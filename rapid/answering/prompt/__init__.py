@@ -1,1 +1,1 @@
-"""What the models read: prompts of chats, with documents or what was retrieved of them."""
+"""Prompts of target and drafter: chats with whole documents, or with retrieved passages."""

@@ -1,1 +1,1 @@
-"""What is told of a complete answer: its receipt, citations and explanations."""
+"""Receipts of complete answers, with their citations and explained tokens."""

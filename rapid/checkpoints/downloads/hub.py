@@ -1,4 +1,4 @@
-"""Whether models of the hub can be had: from the cache here, or from the hub within seconds."""
+"""Checks that models are in the local cache, or that the Hugging Face hub gives them."""
 
 from __future__ import annotations
 

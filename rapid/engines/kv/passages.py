@@ -103,7 +103,9 @@ class PassageCache:
             parts = [stack[..., slots, :] for _, slots in _spans(table, start, stop)]
             packed = pack_rows(torch.cat(parts, 3), self._bits)
             if self._bits is not None:  # the first prompt reads what later ones will
-                self._write(stack, table, start, stop, unpack_rows(packed, self._bits))
+                rows = unpack_rows(packed, self._bits)
+                for inside, slots in _spans(table, start, stop):
+                    stack[..., slots, :] = rows[..., inside, :]
             fresh.blocks.append([_copy_to_host(each, is_pinned=is_cuda) for each in packed])
         if (known := self._kept.get(name)) is not None:  # two prompts have read it at once
             fresh.documents |= known.documents
@@ -127,14 +129,11 @@ class PassageCache:
             moved = [part.to(stack.device, non_blocking=True) for part in block]
             rows = unpack_rows(moved, self._bits)[..., start - first : stop - first, :]
             keys, values = rows.unbind(1)
-            self._write(stack, table, start, stop, torch.stack((self.turn(keys, by), values), 1))
+            keys = self.turn(keys, by)
+            for inside, slots in _spans(table, start, stop):
+                stack[:, 0, :, slots] = keys[:, :, inside]
+                stack[:, 1, :, slots] = values[:, :, inside]
         self.num_placed += stop - start
-
-    def _write(
-        self, stack: torch.Tensor, table: PageTable, start: int, stop: int, rows: torch.Tensor
-    ) -> None:
-        for inside, slots in _spans(table, start, stop):
-            stack[..., slots, :] = rows[..., inside, :]
 
     def move(self, table: PageTable, start: int, stop: int, by: int) -> None:
         """Turn the keys at positions [start, stop), where they are, `by` positions."""

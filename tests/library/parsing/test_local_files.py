@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from library.parsing.local_files import name_apart, read_files
+from library.parsing import local_files
+from library.parsing.local_files import find_files, name_apart, read_files
 from tests.library.parsing.small_pdf import write_pdf
 
 
@@ -137,3 +139,21 @@ def test_pages_are_told_as_they_are_read(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     read_files([path], on_progress=lambda path, done, pages: told.append((path.name, done, pages)))
     assert told == [("two.pdf", 1, 2), ("two.pdf", 2, 2)]
+
+
+def test_a_file_of_a_folder_that_cannot_be_opened_is_a_problem_and_not_the_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = folder / "notes"
+    assert find_files([notes]) == ([notes / "b.md", notes / "more" / "a.pdf"], [])
+    closed = notes / "b.md"
+
+    def refuse(path: Path) -> bool:
+        if path == closed:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return True
+
+    monkeypatch.setattr(local_files, "is_readable", refuse)
+    found, problems = find_files([notes])
+    assert closed not in found
+    assert problems == [f"{closed} cannot be read: Permission denied"]

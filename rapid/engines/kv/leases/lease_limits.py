@@ -1,4 +1,4 @@
-"""What a lease needs of an engine, and whether the engine can ever have it."""
+"""Limits of a lease: the tokens, choices and KV pages it needs, and those that an engine has."""
 
 from __future__ import annotations
 

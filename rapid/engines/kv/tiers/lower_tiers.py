@@ -1,4 +1,4 @@
-"""What holds KV of prompts below the pool, and what it tells of itself."""
+"""The KV tiers below the pool, host memory and disk: their counts, and what they delete."""
 
 from __future__ import annotations
 
