@@ -2,12 +2,13 @@
 
 Each tenant has a **level**: the work that it was charged, divided by its weight. Who comes first is
 the one with the lowest. A tenant that comes back after a pause begins at the lowest level of those
-that are there, so that it has saved up nothing. What was done while nobody else was there counts
-against nobody.
+that are there, less a credit where the queue gives one: so a short question after a pause comes
+before the work of a crowd. What was done while nobody else was there counts against nobody.
 
 Levels are the virtual time of start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), and
 the counters of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, algorithm 2.
-Here they count seconds that were measured instead of tokens.
+Here they count seconds that were measured instead of tokens. The credit is the warp of Duda and
+Cheriton's borrowed virtual time (SOSP 1999), which pauses earn.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from collections.abc import Collection, Mapping
 class WorkShares:
     """The levels of the tenants of one queue, in any unit of work; it has no clock."""
 
-    def __init__(self) -> None:
-        """Know no tenant."""
+    def __init__(self, most_credit: float = 0.0) -> None:
+        """Know no tenant. After a pause one has credit for as much work, times its weight."""
+        self._most_credit = most_credit
         self._levels: dict[str, float] = {}
         self._present = Counter[str]()
         self._weights: dict[str, float] = {}
@@ -46,7 +48,7 @@ class WorkShares:
         self._levels = {
             name: level
             for name, level in self._levels.items()
-            if name in self._present or level > self._lowest
+            if name in self._present or level > self._lowest - self._most_credit
         }
         self._weights = {name: self._weights[name] for name in self._levels}
 
@@ -58,7 +60,14 @@ class WorkShares:
 
     def level(self, tenant: str) -> float:
         """Return the level of a tenant; the lowest is next."""
-        return max(self._levels.get(tenant, 0.0), self._lowest)
+        least = self._lowest - self._most_credit
+        return max(self._levels.get(tenant, least), least)
+
+    def credit(self, tenant: str) -> float:
+        """Return the work that a tenant may have before others that are present; 0 if none is."""
+        if not self._present.keys() - {tenant}:
+            return 0.0
+        return max(self._lowest - self.level(tenant), 0.0) * self._weights.get(tenant, 1.0)
 
     def is_below(self, tenant: str) -> bool:
         """Return whether a tenant has had less than its share of the work of those present."""

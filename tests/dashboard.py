@@ -14,7 +14,6 @@ import http.server
 import itertools
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ import httpx
 import yaml
 
 from deploy.watching import ALERTS, MetricDefinition, list_metrics, list_queries
+from tests.ports import free_port
 
 _PATIENCE_S = 60.0  # a busy machine starts Prometheus and scrapes it within seconds
 # Values with which the alerts' selections find something, by label.
@@ -88,9 +88,7 @@ def main() -> None:
     _Series.definitions = list_metrics()
     series = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Series)
     threading.Thread(target=series.serve_forever, daemon=True).start()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import functools
 import shutil
-import socket
 import tempfile
 import time
 import warnings
@@ -22,6 +21,7 @@ import pytest
 
 from rapid.chat_messages import Message
 from rapid.messages import GenerateRequest, SpeculationRequest
+from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent
 FAKES = "fakes"
@@ -231,14 +231,6 @@ FAKE_CONFIG: dict[str, Any] = {
     },
     "api": {"model": "fakes", "pool": {"num_cpus": 0.05}},
 }
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, every_s: float = 0.02) -> float:

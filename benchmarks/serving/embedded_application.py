@@ -17,7 +17,7 @@ import httpx
 import yaml
 
 from benchmarks.reporting import ROOT
-from tests.ray_cluster import free_port
+from tests.ports import free_port
 
 TIMEOUT_S = 300.0
 

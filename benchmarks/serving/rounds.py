@@ -56,7 +56,7 @@ from deployments.app import compose
 from deployments.config.serve_config import ServeConfig
 from deployments.pools.engine_actor import load_engine
 from tests.fakes import FakeEngine
-from tests.ray_cluster import free_port
+from tests.ports import free_port
 
 
 def configuration(rounds: int) -> ServeConfig:

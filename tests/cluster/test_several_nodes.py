@@ -11,7 +11,8 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.ray_cluster import FAKE_CONFIG, free_port
+from tests.ports import free_port
+from tests.ray_cluster import FAKE_CONFIG
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -44,6 +44,7 @@ from tests.deployments.api.files.test_files_by_sdk import Searching
 from tests.deployments.scripted import receipt
 from tests.deployments.serving import served
 from tests.library.libraries import FakeIndex
+from tests.ports import free_port
 
 KEY, OPERATOR = "sk-a", "sk-op"
 MAX_FILE = 2_000_000  # bytes, so that a test may send more
@@ -216,8 +217,7 @@ class Restarting:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._address = free.getsockname()
+        self._address = ("127.0.0.1", free_port())
         self.url = f"http://127.0.0.1:{self._address[1]}"
         self.ending = asyncio.Event()
 

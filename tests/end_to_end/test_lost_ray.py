@@ -12,7 +12,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.ray_cluster import free_port
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

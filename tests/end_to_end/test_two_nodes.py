@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from tests.end_to_end.test_many_processes import ROOT, body, text_of
-from tests.ray_cluster import free_port, wait_until
+from tests.ports import free_port
+from tests.ray_cluster import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -40,7 +40,7 @@ from tests.faults.nodes import faults_of_nodes, served_on_hosts
 from tests.faults.running import Report, run_all, soak
 from tests.faults.service import served
 from tests.faults.table import formatted
-from tests.ray_cluster import free_port
+from tests.ports import free_port
 
 
 def main() -> int:

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.ports import free_port
+
 _BUCKET = "library"
 _KEY, _SECRET = "rapid", "rapid-secret"
 
@@ -24,8 +26,7 @@ class ObjectStore:
 
     def __init__(self, folder: Path) -> None:
         (folder / _BUCKET).mkdir(parents=True)
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self._port: int = probe.getsockname()[1]
+        self._port = free_port()
         self.folder, self.url = folder, f"s3://{_BUCKET}"
         self.environment = {
             "AWS_ENDPOINT": f"http://127.0.0.1:{self._port}",

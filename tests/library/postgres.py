@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 _PLACES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
 _NOBODY = "nobody"  # PostgreSQL refuses to run as root
@@ -44,8 +45,7 @@ def run_postgres() -> Iterator[str]:
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen(
         [postgres, "-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", str(folder), "-F"],
         user=user,

@@ -20,7 +20,7 @@ from library.library_config import LibraryConfig
 from tests.library.parsing.small_pdf import write_pdf
 from tests.library.parsing.test_docx import pack
 from tests.library.serve_library import start_server
-from tests.ray_cluster import free_port
+from tests.ports import free_port
 
 MIB = 2**20
 SERVER_GROWS = 256 * MIB  # half of it the layout of 2,000 pages: 20 bytes a character

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import random
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from rapid.errors import DocumentNotReady
 from tests.library.conftest import empty
 from tests.library.libraries import FakeIndex
 from tests.library.serve_library import start_server
+from tests.ports import free_port
 
 
 async def test_bytes_that_nobody_was_told_of_are_found_and_deleted(library: Library):
@@ -80,8 +80,7 @@ async def test_what_was_acknowledged_survives_kills(
     rng = random.Random(3)
     kept: dict[str, bytes] = {}
     deleted: set[str] = set()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     for _ in range(num_kills):
         server = await asyncio.to_thread(start_server, config, port)

@@ -47,6 +47,23 @@ def test_who_was_away_has_saved_up_nothing_and_owes_what_it_had_too_much() -> No
     assert shares.level("b") == 152.0
 
 
+def test_credit_comes_from_a_pause_and_is_no_more_than_the_queue_gives() -> None:
+    shares = WorkShares(most_credit=2.0)
+    shares.enter("a")
+    shares.charge("a", 100.0)
+    assert shares.credit("a") == 0.0  # there is nobody whom it could come before
+    shares.enter("b", 3)
+    assert (shares.credit("a"), shares.credit("b")) == (0.0, 3 * 2.0)
+    shares.charge("b", 4.5)
+    assert shares.credit("b") == 1.5
+    shares.leave("b")
+    shares.charge("a", 1.0)  # of which half a unit's pause is earned
+    shares.enter("b", 3)
+    assert shares.credit("b") == 3 * 1.5
+    shares.charge("b", 100.0)
+    assert shares.credit("b") == 0.0
+
+
 def test_what_was_done_while_nobody_else_was_there_counts_against_nobody() -> None:
     shares = WorkShares()
     shares.enter("a")

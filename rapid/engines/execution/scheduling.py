@@ -20,6 +20,7 @@ from rapid.speculation.questions import Decoded
 Scheduled = list[tuple[Work, Feed]]
 
 _MOST_SAVED = 3  # steps whose unused prefill time a later step may use
+_MOST_RESTED_S = 0.25  # for which others' work rests without a step of its own
 
 
 class Scheduler:
@@ -35,7 +36,9 @@ class Scheduler:
     most ``(slowdown - 1) * (base + away)``, and does not wait for prefill twice. While that is too
     little for a chunk, prefill rests. Tenants share prefill so that they have had equal work of the
     engine, by weight (`rapid.work_shares`); the leases of each tenant share its part equally, with
-    turns at being first: neither one long prompt nor many prompts stall other work.
+    turns at being first: neither one long prompt nor many prompts stall other work. A tenant that
+    asks after a pause has credit: while that lasts, all work of others rests for its prefill, a
+    quarter of a second at a time.
 
     **Drafting ahead** takes what is left after that, in steps that do not verify or decode.
 
@@ -68,6 +71,8 @@ class Scheduler:
         self._clock = clock
         self._away_since: float | None = None  # the end of the last step with other rows
         self._waited_s = 0.0  # seconds of the last step if it was prefill without other rows
+        self._is_on_credit = False  # whether all but tenants with credit rest in this step
+        self._rested_s = 0.0  # seconds of the last steps in a row in which they did
         self._allowed_s = math.inf  # bound on the last step with prefill and other rows
         self._owed_s = 0.0  # excess of that step over its bound, at most the base
         self._spared: deque[float] = deque(maxlen=_MOST_SAVED)  # seconds of steps since a chunk
@@ -109,7 +114,10 @@ class Scheduler:
         self.rest_s = self._wait_s() or math.inf
         if self.rest_s < math.inf:
             return []
-        selected: Scheduled = []
+        selected = self._chunks_on_credit()
+        self._is_on_credit = bool(selected)
+        if selected:
+            return selected
         left = self._step_tokens
         for _ in range(len(self._steps)):
             if left <= 0:
@@ -149,6 +157,7 @@ class Scheduler:
         is_alone = _is_alone(scheduled)
         self.costs.observe(seconds, prefills, is_alone=is_alone)
         self._waited_s = seconds if prefills and is_alone else 0.0
+        self._rested_s = self._rested_s + seconds if self._is_on_credit else 0.0
         if prefills:
             self._spared.clear()
             excess_s = 0.0 if is_alone else max(seconds - self._allowed_s, 0.0)
@@ -193,15 +202,30 @@ class Scheduler:
                 self.totals.drawn += len(answer.token_ids) if isinstance(answer, Judgement) else 1
                 self.totals.specified += answer.num_specified
 
-    def _chunks(self, limit: int, *, is_alone: bool) -> Scheduled:
-        """Return this step's prefill rows, at most `limit`, shared by tenants, then by leases."""
-        chunks: Scheduled = []
+    def _chunks_on_credit(self) -> Scheduled:
+        """Return prefill rows of tenants that have credit, if other work is to rest for them."""
+        busy = {work.lease.request.terms.tenant for work in self._steps}
+        credit_s = {each: self._shares.credit(each) for each in self._prefills.keys() - busy}
         ready = self._ready()
-        row_s = 0.0
-        if ready:
-            depth = max(work.depth for works in ready.values() for work in works)
-            row_s = self.costs.row_s(depth)
-            limit = min(limit, self._num_alone(depth) if is_alone else self._num_beside(depth))
+        owed = {tenant: works for tenant, works in ready.items() if credit_s.get(tenant)}
+        if not owed or not (self._steps or self._ahead or len(owed) < len(ready)):
+            return []
+        left_s = min(max(credit_s.values()), _MOST_RESTED_S - self._rested_s)
+        return self._share(owed, self._num_rows(left_s, _depth_of(owed)))
+
+    def _chunks(self, limit: int, *, is_alone: bool) -> Scheduled:
+        """Return this step's prefill rows, at most `limit`."""
+        ready = self._ready()
+        if not ready:
+            return []
+        depth = _depth_of(ready)
+        most = self._num_alone(depth) if is_alone else self._num_beside(depth)
+        return self._share(ready, min(limit, most))
+
+    def _share(self, ready: dict[str, list[Work]], limit: int) -> Scheduled:
+        """Return at most so many prefill rows, shared by tenants, then by leases."""
+        chunks: Scheduled = []
+        row_s = self.costs.row_s(_depth_of(ready))
         order = sorted(ready, key=self._shares.level)  # stable: by turns among equals
         for num_served, tenant in enumerate(order):
             works, left = ready[tenant], order[num_served:]
@@ -291,6 +315,11 @@ class Scheduler:
         if work.kind == "prefill":
             return self._prefills.setdefault(work.lease.request.terms.tenant, deque())
         return self._ahead if work.kind == "ahead" else self._steps
+
+
+def _depth_of(ready: dict[str, list[Work]]) -> int:
+    """Return the depth of the deepest of these prefills."""
+    return max(work.depth for works in ready.values() for work in works)
 
 
 def _is_prefill(one: tuple[Work, Feed]) -> bool:

@@ -84,7 +84,10 @@ class StepCosts:
 
     def row_s(self, depth: int) -> float:
         """Return the seconds that a prefill row at `depth` adds; 0 before one was observed."""
-        return self._fitted[1] + self._fitted[2] * depth
+        # Where the fit has all of it in the start, the mean of a row is the most that it can be:
+        # chunks grow by it until they show what a row costs.
+        rows, seconds = self._prefilled
+        return self._fitted[1] + self._fitted[2] * depth or (seconds / rows if rows else 0.0)
 
     def estimate_s(self, prefills: Sequence[Feed], *, is_alone: bool) -> float | None:
         """Return the seconds of a step with these prefills, alone or not; None if none was seen."""

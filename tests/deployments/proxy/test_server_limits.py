@@ -20,7 +20,7 @@ from deployments.config.serve_file import check
 from deployments.proxy import server_limits
 from rapid.errors import ConfigurationError
 from tests.deployments.proxy.test_http_limits import HEAD, answer
-from tests.ray_cluster import free_port
+from tests.ports import free_port
 
 TOO_LONG = HEAD + b"x: " + b"a" * 100_000 + b"\r\n\r\n"
 

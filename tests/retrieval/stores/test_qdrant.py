@@ -1,7 +1,6 @@
 """What only a server can do wrong, told to a small HTTP server that plays one."""
 
 import json
-import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -13,6 +12,7 @@ from retrieval.embeddings.embedding import Embedding, SparseVector, VectorSpace
 from retrieval.retrieval_errors import CollectionMismatch, StoreUnavailable
 from retrieval.settings import ServerStoreConfig
 from retrieval.stores.shared_store import SharedChunkStore
+from tests.ports import free_port
 
 HYBRID = VectorSpace(4, sparse=True)
 LEXICAL = VectorSpace(None, sparse=True, idf=True)
@@ -231,17 +231,15 @@ async def test_a_claim_is_a_conditional_write_that_is_read_back(server):
 
 
 async def test_no_server_is_a_sentence_that_names_it_and_refuses_at_once():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        config = ServerStoreConfig(kind="server", url=url)
-        store = await SharedChunkStore.open(config, "chunks", HYBRID, "index")
-        assert f"{url} does not answer" in store.outage
-        assert "store.url" in store.outage
-        with pytest.raises(StoreUnavailable, match="does not answer"):
-            async with store.claim("acme", "d"):
-                pass
-        await store.close()
+    url = f"http://127.0.0.1:{free_port()}"
+    config = ServerStoreConfig(kind="server", url=url)
+    store = await SharedChunkStore.open(config, "chunks", HYBRID, "index")
+    assert f"{url} does not answer" in store.outage
+    assert "store.url" in store.outage
+    with pytest.raises(StoreUnavailable, match="does not answer"):
+        async with store.claim("acme", "d"):
+            pass
+    await store.close()
 
 
 @pytest.mark.parametrize(("status", "advice"), [(401, "wants an API key"), (403, "refuses")])

@@ -11,6 +11,8 @@ from rapid.engines.kv.leases.lease import Lease
 from rapid.ports import Clock
 from rapid.work_shares import WorkShares
 
+_CREDIT_S = 0.25  # of the engine, after a pause: a gap in others' answers that a reader hardly sees
+
 
 class Spending:
     """The usage of an engine's leases; the engine guards it.
@@ -28,7 +30,7 @@ class Spending:
             num_pages: Pages of the pool.
             page_bytes: Bytes of each.
         """
-        self.shares = WorkShares()
+        self.shares = WorkShares(_CREDIT_S)
         self._clock = clock
         self._num_pages, self._page_bytes = num_pages, page_bytes
         self._untold: dict[str, LeaseUsage] = {}  # of ended leases, by tenant

@@ -252,12 +252,16 @@ def test_tenants_share_the_engine_by_weight_and_then_their_leases(
     beside: bool, weight: int
 ) -> None:
     """By seconds: rows of the one that reads a single long prompt are deeper, and so dearer."""
-    crowd = [FakeWork("prefill", 100_000, "crowd") for _ in range(3)]
-    alone = FakeWork("prefill", 100_000, "alone", weight)
+    crowd = [FakeWork("prefill", 200_000, "crowd") for _ in range(3)]
+    alone = FakeWork("prefill", 200_000, "alone", weight)
     machine = Machine(*crowd, alone, step_tokens=512)
     if beside:
         machine.scheduler.add(FakeWork("step", 1))
-    for _ in range(240):
+    for _ in range(20):  # until what they have on credit is spent
+        machine.step()
+    for work in (*crowd, alone):
+        work.lease.used = LeaseUsage()
+    for _ in range(480):
         machine.step()
     used = [work.lease.used.busy_s for work in crowd]
     assert alone.lease.used.busy_s == pytest.approx(weight * sum(used), rel=0.05)
@@ -288,6 +292,42 @@ def test_a_newcomer_waits_for_one_chunk_of_a_crowd_that_reads_without_end() -> N
         seconds += machine.step()[1]
     assert sum(work.num_fed for work in crowd) - before <= guest.num_rows + 512
     assert seconds <= 2.2 * guest.lease.used.busy_s
+
+
+def crowded(*, guest: FakeWork) -> Machine:
+    """A crowd's answers and prompts that have kept the engine busy, when a guest asks."""
+    crowd = [FakeWork("step", 11, "crowd"), FakeWork("prefill", 100_000, "crowd")]
+    machine = Machine(*crowd, base_s=0.03)
+    for _ in range(20):
+        machine.step()
+    machine.scheduler.add(guest)
+    return machine
+
+
+def test_all_rest_for_the_prefill_of_one_that_asks_after_a_pause() -> None:
+    guest = FakeWork("prefill", 150, "guest")
+    machine = crowded(guest=guest)
+    served = [set(rows_of(machine.step()[0])) for _ in range(3)]
+    assert served == [{guest}] * 3
+    assert guest.num_fed == guest.num_rows
+
+
+def test_nobody_rests_longer_than_a_quarter_of_a_second_for_credit() -> None:
+    guest = FakeWork("prefill", 1000, "guest")
+    machine, rested_s, most_s = crowded(guest=guest), 0.0, 0.0
+    while guest.num_fed < guest.num_rows:
+        scheduled, seconds = machine.step()
+        rested_s = rested_s + seconds if set(rows_of(scheduled)) == {guest} else 0.0
+        most_s = max(most_s, rested_s)
+    assert 0.2 < most_s < 0.3
+
+
+def test_who_decodes_has_no_use_for_credit() -> None:
+    """Its own prefill must not stall its own answers."""
+    answer, prefill = FakeWork("step", 11, "guest"), FakeWork("prefill", 150, "guest")
+    machine = crowded(guest=answer)
+    machine.scheduler.add(prefill)
+    assert answer in rows_of(machine.step()[0])
 
 
 def test_leases_of_one_tenant_share_a_step() -> None:
