@@ -3,7 +3,8 @@
 Each tenant has a **level**: the work that it was charged, divided by its weight. Who comes first is
 the one with the lowest. A tenant that comes back after a pause begins at the lowest level of those
 that are there, less a credit where the queue gives one: so a short question after a pause comes
-before the work of a crowd. What was done while nobody else was there counts against nobody.
+before the work of a crowd. What was done while nobody else was there counts against nobody, but
+that who comes back at once has no credit.
 
 Levels are the virtual time of start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), and
 the counters of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, algorithm 2.

@@ -9,13 +9,16 @@ from typing import Protocol, TypeVar, cast
 
 import torch
 
-from rapid.engines.attention.segments import Partial, Segment
+from rapid.engines.attention.segments import Partial, Segment, Spans
 from rapid.engines.attention.shared_prefixes import SharedPrefix, find_shared_prefixes
 from rapid.engines.attention.windows import within
 from rapid.engines.kv.cache import KVCache
 from rapid.engines.kv.fp8 import FP8, from_fp8, numbers_at_once
 
 Made = TypeVar("Made")
+
+_COPIED_BYTES = 2**18  # KV of a span below which a call for it alone takes longer than a copy
+_MOST_COPIED_BYTES = 2**25  # KV that is copied at a time
 
 
 class PartialKernel(Protocol):
@@ -91,6 +94,10 @@ class RaggedRows:
         is_plain = all(one.stop - one.start == len(one.all_spans) == 1 for one in self.segments)
         return [one.all_spans[0] for one in self.segments] if is_plain else []
 
+    def long_and_short(self, spans: Spans, most: int) -> tuple[Spans, torch.Tensor]:
+        """Return the spans of more than `most` slots, and the slots of all others."""
+        return self.once(("spans", tuple(spans), most), lambda: _long_and_short(spans, most))
+
     def prefixes(self) -> list[SharedPrefix]:
         """Return the prefixes that two or more of the sequences share."""
         return self.once("prefixes", lambda: find_shared_prefixes(self.segments))
@@ -156,9 +163,24 @@ class AttentionInputs:
                     self._numbers(self.values[None, :, own]),
                 )
 
+    def read_in_any_order(self, spans: Spans) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the keys and values of spans as `read` does, on a CPU short ones as one copy.
+
+        So a sequence whose pages are strewn over a pool, as they are in one that has been full for
+        long, needs a few calls of a kernel, not one for each page.
+        """
+        if len(spans) > 1 and self.keys.device.type == "cpu":
+            num_kv_heads, _, head_dim = self.keys.shape
+            slot_bytes = 2 * num_kv_heads * head_dim * self.query.element_size()
+            spans, slots = self.rows.long_and_short(spans, _COPIED_BYTES // slot_bytes)
+            for some in slots.split(max(1, _MOST_COPIED_BYTES // slot_bytes)) if len(slots) else ():
+                yield self.gather(some)
+        yield from self.read(spans)
+
     def gather(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return copies of the keys and values of slots, [1, kv_heads, len(slots), head_dim]."""
-        return self._numbers(self.keys[None, :, slots]), self._numbers(self.values[None, :, slots])
+        keys, values = (kept.index_select(1, slots)[None] for kept in (self.keys, self.values))
+        return self._numbers(keys), self._numbers(values)
 
     def _numbers(self, kept: torch.Tensor) -> torch.Tensor:
         return from_fp8(kept, self.query.dtype) if kept.dtype == FP8 else kept
@@ -192,3 +214,11 @@ class AttentionInputs:
         if self.window is None:
             return self
         return replace(self, rows=self.rows.within(self.window), window=None)
+
+
+def _long_and_short(spans: Spans, most: int) -> tuple[Spans, torch.Tensor]:
+    short = [(start, stop) for start, stop in spans if stop - start <= most]
+    if len(short) < 2:
+        return spans, torch.empty(0, dtype=torch.int64)
+    long = [(start, stop) for start, stop in spans if stop - start > most]
+    return long, torch.cat([torch.arange(start, stop) for start, stop in short])

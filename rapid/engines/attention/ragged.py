@@ -161,10 +161,10 @@ def _over_spans(
     spans: list[tuple[int, int]],
     kernel: PartialKernel,
 ) -> list[Partial]:
-    """Return partial attention of packed rows over each span of slots, without a mask."""
+    """Return partial attention of packed rows over spans of slots, without a mask."""
     return [
         kernel(packed, key, value, inputs.scale, is_causal=False)
-        for key, value in inputs.read(spans)
+        for key, value in inputs.read_in_any_order(spans)
     ]
 
 

@@ -20,7 +20,7 @@ from rapid.speculation.questions import Decoded
 Scheduled = list[tuple[Work, Feed]]
 
 _MOST_SAVED = 3  # steps whose unused prefill time a later step may use
-_MOST_RESTED_S = 0.25  # for which others' work rests without a step of its own
+_MOST_RESTED_S = 0.25  # for which others' work rests at once
 
 
 class Scheduler:
@@ -37,8 +37,8 @@ class Scheduler:
     little for a chunk, prefill rests. Tenants share prefill so that they have had equal work of the
     engine, by weight (`rapid.work_shares`); the leases of each tenant share its part equally, with
     turns at being first: neither one long prompt nor many prompts stall other work. A tenant that
-    asks after a pause has credit: while that lasts, all work of others rests for its prefill, a
-    quarter of a second at a time.
+    asks after a pause has credit: while that lasts, all work of others rests for its prefill, for a
+    quarter of a second at once, and on average by no more than the factor.
 
     **Drafting ahead** takes what is left after that, in steps that do not verify or decode.
 
@@ -72,7 +72,7 @@ class Scheduler:
         self._away_since: float | None = None  # the end of the last step with other rows
         self._waited_s = 0.0  # seconds of the last step if it was prefill without other rows
         self._is_on_credit = False  # whether all but tenants with credit rest in this step
-        self._rested_s = 0.0  # seconds of the last steps in a row in which they did
+        self._rested_s = 0.0  # seconds for which they did, less those that were paid back
         self._allowed_s = math.inf  # bound on the last step with prefill and other rows
         self._owed_s = 0.0  # excess of that step over its bound, at most the base
         self._spared: deque[float] = deque(maxlen=_MOST_SAVED)  # seconds of steps since a chunk
@@ -114,7 +114,8 @@ class Scheduler:
         self.rest_s = self._wait_s() or math.inf
         if self.rest_s < math.inf:
             return []
-        selected = self._chunks_on_credit()
+        owed = self._owed()
+        selected = self._chunks_on_credit(owed)
         self._is_on_credit = bool(selected)
         if selected:
             return selected
@@ -128,12 +129,16 @@ class Scheduler:
                 selected.append((work, feed))
                 left -= len(feed.token_ids)
         is_drafting = all(work.kind == "draft" for work, _ in selected)
-        for work, feed in self._chunks(max(left, MIN_CHUNK_TOKENS), is_alone=not selected):
-            selected.append((work, feed))
-            left -= len(feed.token_ids)
+        pays_back = owed and selected and len(self._spared) < _MOST_SAVED
+        if not pays_back:
+            for work, feed in self._chunks(max(left, MIN_CHUNK_TOKENS), is_alone=not selected):
+                selected.append((work, feed))
+                left -= len(feed.token_ids)
         if is_drafting:
             for work in list(self._ahead)[: max(left, 0)]:
                 selected += [(work, feed) for feed in work.feeds(1)]
+        if not selected:
+            self._rested_s = 0.0
         return selected
 
     def _wait_s(self) -> float:
@@ -157,7 +162,11 @@ class Scheduler:
         is_alone = _is_alone(scheduled)
         self.costs.observe(seconds, prefills, is_alone=is_alone)
         self._waited_s = seconds if prefills and is_alone else 0.0
-        self._rested_s = self._rested_s + seconds if self._is_on_credit else 0.0
+        if self._is_on_credit:
+            self._rested_s += seconds
+        else:  # paid back by what prefill might have taken of this step and has not
+            spared_s = self._prefill_slowdown * (self.costs.base_s.value or seconds) - seconds
+            self._rested_s = max(self._rested_s - max(spared_s, 0.0), 0.0)
         if prefills:
             self._spared.clear()
             excess_s = 0.0 if is_alone else max(seconds - self._allowed_s, 0.0)
@@ -202,16 +211,22 @@ class Scheduler:
                 self.totals.drawn += len(answer.token_ids) if isinstance(answer, Judgement) else 1
                 self.totals.specified += answer.num_specified
 
-    def _chunks_on_credit(self) -> Scheduled:
-        """Return prefill rows of tenants that have credit, if other work is to rest for them."""
+    def _owed(self) -> dict[str, float]:
+        """Return the credit of tenants for whose prefill other work is to rest, in seconds."""
         busy = {work.lease.request.terms.tenant for work in self._steps}
-        credit_s = {each: self._shares.credit(each) for each in self._prefills.keys() - busy}
-        ready = self._ready()
-        owed = {tenant: works for tenant, works in ready.items() if credit_s.get(tenant)}
-        if not owed or not (self._steps or self._ahead or len(owed) < len(ready)):
+        least_s = self.costs.start_s + MIN_CHUNK_TOKENS * self.costs.row_s(0)
+        credit_s = {tenant: self._shares.credit(tenant) for tenant in self._prefills.keys() - busy}
+        owed = {tenant: left_s for tenant, left_s in credit_s.items() if left_s > least_s}
+        return owed if self._steps or self._ahead or len(owed) < len(self._prefills) else {}
+
+    def _chunks_on_credit(self, credit_s: dict[str, float]) -> Scheduled:
+        """Return prefill rows of tenants that have credit, which a step takes alone."""
+        ready = {each: works for each, works in self._ready().items() if each in credit_s}
+        if not ready:
             return []
-        left_s = min(max(credit_s.values()), _MOST_RESTED_S - self._rested_s)
-        return self._share(owed, self._num_rows(left_s, _depth_of(owed)))
+        left_s = min(max(credit_s.values()), _MOST_RESTED_S - self._rested_s) - self.costs.start_s
+        num_rows = self._num_rows(left_s, _depth_of(ready))
+        return self._share(ready, num_rows) if num_rows >= MIN_CHUNK_TOKENS else []
 
     def _chunks(self, limit: int, *, is_alone: bool) -> Scheduled:
         """Return this step's prefill rows, at most `limit`."""
@@ -289,10 +304,14 @@ class Scheduler:
 
     def _num_rows(self, seconds: float, depth: int) -> int:
         """Return how many rows at `depth` take at most `seconds`, if known, or a small chunk."""
-        row_s = self.costs.row_s(depth)
-        if seconds <= 0 or not row_s:
-            return MIN_CHUNK_TOKENS if seconds > 0 else 0
-        return min(int(seconds / row_s), self._step_tokens)
+        if seconds <= 0:
+            return 0
+        if row_s := self.costs.row_s(depth):
+            return min(int(seconds / row_s), self._step_tokens)
+        # Where the fit has all of a step in its start, chunks grow until they show what a row
+        # costs: by the mean of a row, which is more than that.
+        mean_s = self.costs.mean_row_s or seconds
+        return min(max(int(seconds / mean_s), MIN_CHUNK_TOKENS), self._step_tokens)
 
     def _ready(self) -> dict[str, list[Work]]:
         """Return the prefills that may run, by tenant."""

@@ -79,15 +79,17 @@ class StepCosts:
     @property
     def prefill_tokens_per_s(self) -> float:
         """Rows of prefill in a second of the recent steps with any; 0 before the first."""
-        rows, seconds = self._prefilled
-        return rows / seconds if seconds else 0.0
+        return 1.0 / self.mean_row_s if self.mean_row_s else 0.0
 
     def row_s(self, depth: int) -> float:
         """Return the seconds that a prefill row at `depth` adds; 0 before one was observed."""
-        # Where the fit has all of it in the start, the mean of a row is the most that it can be:
-        # chunks grow by it until they show what a row costs.
+        return self._fitted[1] + self._fitted[2] * depth
+
+    @property
+    def mean_row_s(self) -> float:
+        """Seconds of a step for each row of prefill, of late; 0 before there was one."""
         rows, seconds = self._prefilled
-        return self._fitted[1] + self._fitted[2] * depth or (seconds / rows if rows else 0.0)
+        return seconds / rows if rows else 0.0
 
     def estimate_s(self, prefills: Sequence[Feed], *, is_alone: bool) -> float | None:
         """Return the seconds of a step with these prefills, alone or not; None if none was seen."""

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 
+from rapid.engines.attention import kernel_inputs, ragged
 from rapid.engines.attention.cases import CaseRows, checks
 from rapid.engines.attention.kernel_inputs import Attend, AttentionInputs, Kernels, RaggedRows
 from rapid.engines.attention.ragged import attend_ragged
-from rapid.engines.attention.segments import MAX_STEP_ROWS, Segment
-from tests.rapid.engines.attention.small_cases import CPU, HEADS, PAGE, cache_of, right
+from rapid.engines.attention.segments import MAX_STEP_ROWS, Partial, Segment
+from tests.rapid.engines.attention.small_cases import (
+    CPU,
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    PAGE,
+    cache_of,
+    right,
+    textbook,
+)
 
 
 def rows_of(*segments: Segment) -> RaggedRows:
@@ -40,6 +52,42 @@ def test_spans_are_single_only_if_all_sequences_have_one_row_and_one_run() -> No
     assert rows_of(plain, Segment(1, 3, [(64, 70)], [(64, 72)])).single_spans() == []
     two_runs = [(64, 80), (96, 97)]
     assert rows_of(plain, Segment(1, 2, two_runs[:1], two_runs)).single_spans() == []
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("most", [0, 2 * PAGE, 2**20])
+def test_pages_strewn_over_a_pool_are_read_in_a_few_calls(
+    monkeypatch: pytest.MonkeyPatch, rows: int, most: int
+) -> None:
+    """A pool that has been full for long has no run of free pages; long runs stay views."""
+    slot_bytes = 2 * KV_HEADS * HEAD_DIM * 4
+    monkeypatch.setattr(kernel_inputs, "_COPIED_BYTES", most * slot_bytes)
+    monkeypatch.setattr(kernel_inputs, "_MOST_COPIED_BYTES", 300 * slot_bytes)
+    called, partial = [], ragged.partial
+
+    def note(*tensors: Any, **how: Any) -> Partial:
+        called.append(tensors[1].shape[2])
+        return partial(*tensors, **how)
+
+    monkeypatch.setattr(ragged, "partial", note)
+    torch.manual_seed(0)
+    past = [(first * PAGE, (first + 1) * PAGE) for first in range(0, 50, 2)] + [(816, 1000)]
+    spans = [*past, (1000, 1000 + rows)]
+    cache = cache_of()
+    for tensor in cache.layers[0]:
+        tensor.normal_()
+    batch = RaggedRows(cache, [Segment(0, rows, past, spans)], torch.arange(1000, 1000 + rows))
+    keys, values = cache.layers[0]
+    own = slice(1000, 1000 + rows)
+    query = torch.randn(1, HEADS, rows, HEAD_DIM)
+    inputs = AttentionInputs(
+        query, keys[None, :, own], values[None, :, own], keys, values, batch, 1
+    )
+    got = ragged.attend_by_runs(inputs)
+    torch.testing.assert_close(got, textbook(inputs))
+    to_self = rows > 1  # several rows need a mask among themselves, and so a call
+    assert len(called) == {0: len(past) + 1, 2 * PAGE: 3 + to_self, 2**20: 2 + to_self}[most]
+    assert sum(called) == 25 * PAGE + 184 + rows
 
 
 def test_each_stretch_of_steps_or_chunks_is_a_batch_of_its_own() -> None:
