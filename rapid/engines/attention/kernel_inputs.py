@@ -173,7 +173,8 @@ class AttentionInputs:
             num_kv_heads, _, head_dim = self.keys.shape
             slot_bytes = 2 * num_kv_heads * head_dim * self.query.element_size()
             spans, slots = self.rows.long_and_short(spans, _COPIED_BYTES // slot_bytes)
-            for some in slots.split(max(1, _MOST_COPIED_BYTES // slot_bytes)) if len(slots) else ():
+            most = max(1, _MOST_COPIED_BYTES // slot_bytes)
+            for some in torch.split(slots, most) if len(slots) else ():
                 yield self.gather(some)
         yield from self.read(spans)
 

@@ -114,7 +114,7 @@ class Scheduler:
         self.rest_s = self._wait_s() or math.inf
         if self.rest_s < math.inf:
             return []
-        owed = self._owed()
+        owed = self._find_credit()
         selected = self._chunks_on_credit(owed)
         self._is_on_credit = bool(selected)
         if selected:
@@ -211,7 +211,7 @@ class Scheduler:
                 self.totals.drawn += len(answer.token_ids) if isinstance(answer, Judgement) else 1
                 self.totals.specified += answer.num_specified
 
-    def _owed(self) -> dict[str, float]:
+    def _find_credit(self) -> dict[str, float]:
         """Return the credit of tenants for whose prefill other work is to rest, in seconds."""
         busy = {work.lease.request.terms.tenant for work in self._steps}
         least_s = self.costs.start_s + MIN_CHUNK_TOKENS * self.costs.row_s(0)
