@@ -292,7 +292,8 @@ class EngineConfig(Frozen):
         step_tokens: Token budget of one forward pass; prefill chunks are cut to it.
         prefill_slowdown: Factor by which prefill may lengthen the time per token of other
             sequences, as measured while the engine runs. With 2 it at most doubles, on average over
-            a few steps, and a long prompt gets at best half of the time.
+            a few steps, and a long prompt gets at best half of the time. For a tenant that asks
+            after a pause others may rest for a quarter of a second at once.
         draft_ahead: Whether drafting continues while a block is judged, on the assumption that the
             block is accepted; meant for a drafter whose engine has a process of its own.
         deterministic: Whether every position is computed in a place and a shape of its own, so that

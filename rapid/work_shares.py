@@ -3,7 +3,7 @@
 Each tenant has a **level**: the work that it was charged, divided by its weight. Who comes first is
 the one with the lowest. A tenant that comes back after a pause begins at the lowest level of those
 that are there, less a credit where the queue gives one: so a short question after a pause comes
-before the work of a crowd. What was done while nobody else was there counts against nobody, but
+before the work of a crowd. What was done while nobody else was there counts against nobody, except
 that who comes back at once has no credit.
 
 Levels are the virtual time of start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), and

@@ -213,6 +213,8 @@ class Scheduler:
 
     def _find_credit(self) -> dict[str, float]:
         """Return the credit of tenants for whose prefill other work is to rest, in seconds."""
+        if not self._prefills:
+            return {}
         busy = {work.lease.request.terms.tenant for work in self._steps}
         least_s = self.costs.start_s + MIN_CHUNK_TOKENS * self.costs.row_s(0)
         credit_s = {tenant: self._shares.credit(tenant) for tenant in self._prefills.keys() - busy}
@@ -221,7 +223,8 @@ class Scheduler:
 
     def _chunks_on_credit(self, credit_s: dict[str, float]) -> Scheduled:
         """Return prefill rows of tenants that have credit, which a step takes alone."""
-        ready = {each: works for each, works in self._ready().items() if each in credit_s}
+        ready = self._ready() if credit_s else {}
+        ready = {tenant: works for tenant, works in ready.items() if tenant in credit_s}
         if not ready:
             return []
         left_s = min(max(credit_s.values()), _MOST_RESTED_S - self._rested_s) - self.costs.start_s
