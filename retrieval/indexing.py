@@ -40,6 +40,11 @@ class Passages:
         self._rest: Iterator[Embedding] = iter(())
         self._lock = threading.Lock()  # a step that was given up may run still
 
+    @property
+    def is_advancing(self) -> bool:
+        """Whether a step runs in a thread, perhaps one whose caller has left."""
+        return self._lock.locked()
+
     def advance(
         self, config: RetrievalConfig, embedder: Embedder, token_offsets: TokenOffsets
     ) -> bool:
@@ -122,6 +127,11 @@ class Entry:
         if self.stored is not None:
             return self.stored.num_chunks
         return len(self.passages.embeddings) if self.passages else 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any of its chunks has a vector, or is being given one."""
+        return bool(self.num_embedded or (self.passages and self.passages.is_advancing))
 
     @property
     def num_chunks(self) -> int:

@@ -326,7 +326,7 @@ class Retriever:
         entry = self._entries.get(key)
         if entry is None or entry.indexing is not indexing or entry.stored is not None:
             return
-        if has_failed or not (entry.users or entry.num_embedded):
+        if has_failed or not (entry.users or entry.has_begun):
             del self._entries[key]
 
     async def _index(

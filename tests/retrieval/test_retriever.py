@@ -375,7 +375,10 @@ async def test_a_question_that_times_out_leaves_what_is_embedded(retriever, embe
     asking = await begin(retriever, embedder, "local", [document], wait_s=0.01)
     with pytest.raises(RetrievalPending, match="still being indexed"):
         await asking
-    embedder.go_on.set()
+    await asyncio.gather(
+        *(entry.indexing for entry in retriever._entries.values()), return_exceptions=True
+    )
+    embedder.go_on.set()  # only now does the first batch end
     assert (await retriever.retrieve("local", [document], "harbor")).chunks
     assert embedder.passages == len(set(embedder.order))
 
