@@ -52,6 +52,7 @@ class Fault:
         load: Factor of the load: below 1 where the server is slower after `prepare`, or shared.
         beside: The row whose first tokens are compared with.
         tenants: How many tenants the clients are of.
+        is_warm: Whether every question has been asked before, with the key that it comes with.
         spends: Whether the next fault needs a new server.
         needs: A program without which it is not tried.
     """
@@ -64,6 +65,7 @@ class Fault:
     load: float = 1.0
     beside: str = "none"
     tenants: int = 1
+    is_warm: bool = False
     spends: bool = False
     needs: str = ""
 
@@ -79,7 +81,10 @@ QUICK = ("none", "kill Target engine", "kill Orchestrator replica", "kill Ingres
 
 def _faults() -> Iterator[tuple[str, Fault]]:
     yield "none", Fault(lasts_s=10.0)
-    yield "none, half the load", Fault(lasts_s=30.0, load=0.5)
+    yield (
+        "none, half the load",
+        Fault(prepare=Service.keep_chunks_inside, lasts_s=30.0, load=0.5, is_warm=True),
+    )
     for verb, number in (("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)):
         for kind, allowed in KINDS.items():
             name = f"{verb} {kind}"
@@ -155,6 +160,7 @@ def _faults() -> Iterator[tuple[str, Fault]]:
                 load=0.5,  # half of what is left to the others when capacity is shared by two
                 beside="none, half the load",
                 tenants=tenants,
+                is_warm=True,
             ),
         )
     # The last, because a Ray that is lost may end the process that drives it.
@@ -165,6 +171,7 @@ def _faults() -> Iterator[tuple[str, Fault]]:
 
 
 def _prepare_hostile(hostility: Hostility, service: Service) -> None:
+    service.keep_chunks_inside()
     service.prepare_hostile(hostility)
 
 

@@ -69,6 +69,8 @@ async def run_fault(
 ) -> Run:
     """Break one thing under load, and return what was seen."""
     await asyncio.to_thread(fault.prepare, service)
+    if fault.is_warm:
+        await references(clients)
     sizes = await asyncio.to_thread(service.sizes)
     run = Run(name, fault.allowed)
     watching = [

@@ -161,6 +161,19 @@ class Service:
                 raise TimeoutError("the targets do not become two processes each")
             time.sleep(1.0)
 
+    def keep_chunks_inside(self) -> None:
+        """Let one retriever keep the chunks, as is shipped, and wait until it does.
+
+        The Qdrant of the tests becomes slower with each new document, and its speed says nothing.
+        """
+        shipped = checked().retriever
+        self.change("retriever", retrieval=shipped.retrieval, pool=shipped.pool)
+        deadline = time.monotonic() + WAIT_S
+        while not self.is_whole():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the retriever does not come back")
+            time.sleep(1.0)
+
     def prepare_hostile(self, hostility: Hostility) -> None:
         """Start the process of a hostile tenant, which waits."""
         self._hostile = Hostile(hostility, self.urls[0])
@@ -295,11 +308,16 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def settings(store: str) -> ServeConfig:
-    """The shipped laptop settings with two replicas a pool, four tenants and the Qdrant `store`."""
+def checked() -> ServeConfig:
+    """The shipped laptop settings."""
     from deployments.app import check
 
-    config = check("serve_config.yaml")
+    return check("serve_config.yaml")
+
+
+def settings(store: str) -> ServeConfig:
+    """The shipped laptop settings with two replicas a pool, four tenants and the Qdrant `store`."""
+    config = checked()
 
     def paired(pool: Any) -> Any:
         return pool.model_copy(update={"min_replicas": 2, "max_replicas": 2})
