@@ -21,7 +21,7 @@ from rapid.estimators import RunningMean
 from rapid.messages import LeaseRequest
 from rapid.ports import Clock
 
-if TYPE_CHECKING:  # `benchmarks/serving/fleet.py` runs without Ray
+if TYPE_CHECKING:  # `benchmarks/fleet/fleet.py` runs without Ray
     from ray.actor import ActorHandle
 
 logger = logging.getLogger(__name__)

@@ -40,7 +40,7 @@ SMALLEST = {
     "benchmarks.pictures.readme_pictures": "",
     "benchmarks.pictures.request_trace": "",
     "benchmarks.pictures.transfer_picture": "",
-    "benchmarks.serving.fleet": "--quick --seconds 5",
+    "benchmarks.fleet.fleet": "--quick --seconds 5",
     "benchmarks.serving.rounds": "--rounds 20 --repeats 1",
     "rapid check-config": "serve_config.yaml",
     "rapid eval": "--list",

@@ -61,7 +61,7 @@ LAYER_HEADS = (64, 96, 128, 256)
 LAYER_TYPES = {"scales": "*fp32", "epsilon": "fp32", "slots": "*i64", "kv_head_stride": "i32"}
 MERGING_TYPES = dict.fromkeys(("parts", "lses", "sinks"), "*fp32")
 MERGING_TYPES |= {"table": "*i32", "rows_at": "i32"}
-FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+FORMATS = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 ALIGNED = {"query", "keys", "values", "table", "parts", "lses"}
 ALIGNED |= {"query_head_stride", "query_row_stride", "kv_head_stride"}  # Triton finds that out
 
@@ -229,7 +229,7 @@ def main() -> None:
             found += [drawing_resources(capability, name) for name in DRAWING]
         elif arguments.layers:
             found += layer_resources(capability)
-    formats = [torch.bfloat16] if arguments.quick else FORMATS
+    formats = [*FORMATS][: 1 if arguments.quick else 2 if arguments.first else 3]  # by bytes
     cases = [(dtype, FORMATS[dtype], each) for dtype in formats for each in capabilities]
     cases += [(torch.bfloat16, FP8, each) for each in capabilities if each >= 89]
     for dtype, kept, capability in [] if found else cases:

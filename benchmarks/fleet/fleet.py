@@ -1,6 +1,6 @@
 """A fleet of targets and drafters in simulation: our routing and scaling against Serve's defaults.
 
-    python -m benchmarks.serving.fleet [--seconds 600] [--seeds 3]
+    python -m benchmarks.fleet.fleet [--seconds 600] [--seeds 3]
 
 A discrete-event simulation without Ray. Requests arrive in bursts and ask about documents whose
 popularity follows Zipf's law. Every request takes a lease on a target, is read there, takes a lease
@@ -31,10 +31,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.fleet.fleet_engines import Engine, Lease
+from benchmarks.fleet.fleet_pools import GOAL_S, OURS, SERVE, TICK_S, Pool, Ways
+from benchmarks.fleet.fleet_traces import PAGE, QUESTION, Model, Request, trace
 from benchmarks.reporting import keep, settings, shown, spread, table
-from benchmarks.serving.fleet_engines import Engine, Lease
-from benchmarks.serving.fleet_pools import GOAL_S, OURS, SERVE, TICK_S, Pool, Ways
-from benchmarks.serving.fleet_traces import PAGE, QUESTION, Model, Request, trace
 from cluster.routing import Need
 
 TARGET = Model("llama-3.1-8b", 1, 60.0, target_ongoing=3, up_s=10.0, down_s=300.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.serving import fleet
+from benchmarks.fleet import fleet
 
 ROOT = Path(__file__).parents[3]
 

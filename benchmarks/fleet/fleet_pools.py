@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.serving.fleet_engines import Calendar, Engine, Lease
-from benchmarks.serving.fleet_traces import Model
+from benchmarks.fleet.fleet_engines import Calendar, Engine, Lease
+from benchmarks.fleet.fleet_traces import Model
 from cluster.autoscaling import (
     EngineLoad,
     PoolState,

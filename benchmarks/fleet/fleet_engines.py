@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.serving.fleet_traces import PAGE, QUESTION, Model, Request
+from benchmarks.fleet.fleet_traces import PAGE, QUESTION, Model, Request
 from cluster.reports import EngineReport, list_held_documents
 from cluster.routing import Need
 
