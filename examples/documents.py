@@ -53,7 +53,12 @@ def main() -> None:
             print(f"  {citation['evidence']}: {citation['document']}: {citation['quote'].strip()}")
 
     client.vector_stores.delete(store.id)
-    client.files.delete(file.id)
+    certificate = client.files.delete(file.id).model_extra["rapid"]
+    while certificate["state"] != "gone":  # engines drop its KV between two steps
+        time.sleep(0.2)
+        certificate = client.files.delete(file.id).model_extra["rapid"]
+    for each in certificate["searched"]:
+        print(f"{each['place']}: {each['removed']} removed, {each['bytes']} bytes searched")
     print("deleted; left:", [each.id for each in client.files.list()])
 
 

@@ -73,6 +73,7 @@ async def test_a_file_is_kept_asked_about_and_deleted(tmp_path: Path) -> None:
     assert "doors.txt is read: 51 characters" in printed
     assert "nearest passage, lines 1-" in printed
     assert printed.count("\nHello, wörld!") == 2
+    assert re.search(r"^files.*: [1-9]\d* removed", printed, re.MULTILINE)
     assert "deleted; left: []" in printed
     names = [[each.name for each in request.documents] for request in orchestrator.requests]
     assert names == [["doors.txt"], ["doors.txt"]]

@@ -174,15 +174,15 @@ class QdrantCollection:
             if not await self.client.collection_exists(self.name):
                 dense = self._space.dense_size
                 modifier = qm.Modifier.IDF if self._space.idf else None
+                by_words = {_SPARSE: qm.SparseVectorParams(modifier=modifier)}
                 try:
                     await self.client.create_collection(
                         self.name,
                         vectors_config={}
                         if dense is None
                         else {_DENSE: qm.VectorParams(size=dense, distance=qm.Distance.COSINE)},
-                        sparse_vectors_config={_SPARSE: qm.SparseVectorParams(modifier=modifier)}
-                        if self._space.sparse
-                        else None,
+                        sparse_vectors_config=by_words if self._space.sparse else None,
+                        hnsw_config=qm.HnswConfigDiff(m=0),  # no graph: searches are exact
                     )
                 except UnexpectedResponse as error:
                     if error.status_code != 409:  # 409: another retriever created it first

@@ -159,6 +159,14 @@ async def test_the_tenant_is_in_every_call_and_indexed_as_one(server):
     await store.close()
 
 
+async def test_a_new_collection_has_no_graph_as_searches_are_exact(server):
+    server.answers["GET /collections/chunks/exists"] = {"result": {"exists": False}}
+    store = await open_store(server)
+    (made,) = server.bodies("PUT /collections/chunks")
+    assert made["hnsw_config"] == {"m": 0}
+    await store.close()
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1, 0)])
 async def test_the_order_among_equal_scores_is_not_the_servers(server, order):
     """Neither in the answer, nor where it is cut, nor in the ranks that are fused."""
