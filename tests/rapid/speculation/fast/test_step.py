@@ -147,7 +147,7 @@ def test_whatever_is_asked_together_the_answers_are_the_specifications(asked):
 
 @pytest.mark.slow
 @given(ASKED)
-@settings(max_examples=60)  # two seconds each
+@settings(max_examples=60)  # each takes up to two seconds beside other tests
 def test_kernels_in_the_interpreter_give_the_answers_of_the_specification(asked):
     ask_anything(["together"], *asked)
 
