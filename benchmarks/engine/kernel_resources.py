@@ -215,7 +215,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="a list instead of a table")
-    parser.add_argument("--first", action="store_true", help="only launches that need no timing")
+    parser.add_argument("--first", action="store_true", help="untimed launches, a format a width")
     parser.add_argument("--quick", action="store_true", help="those in bfloat16 for 8.0 and 9.0")
     parser.add_argument("--drawing", action="store_true", help="kernels that draw tokens instead")
     parser.add_argument("--layers", action="store_true", help="kernels of layers instead")
@@ -229,7 +229,7 @@ def main() -> None:
             found += [drawing_resources(capability, name) for name in DRAWING]
         elif arguments.layers:
             found += layer_resources(capability)
-    formats = [*FORMATS][: 1 if arguments.quick else 2 if arguments.first else 3]  # by bytes
+    formats = [*FORMATS][: 1 if arguments.quick else 2 if arguments.first else 3]
     cases = [(dtype, FORMATS[dtype], each) for dtype in formats for each in capabilities]
     cases += [(torch.bfloat16, FP8, each) for each in capabilities if each >= 89]
     for dtype, kept, capability in [] if found else cases:

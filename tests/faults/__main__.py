@@ -11,7 +11,8 @@ The exit status is 1 if a row is not as it must be. A row that fails stops no ot
 does not come back is replaced by a new one.
 
 The server is the shipped application of `serve_config.yaml` with two replicas a pool and its chunks
-in a Qdrant, on a private Ray on loopback. The load is open-loop: seeded questions in all modes,
+in a Qdrant, or in the shipped retriever where it is shared with a hostile tenant, on a private Ray
+on loopback. The load is open-loop: seeded questions in all modes,
 streamed and not, arrive as a Poisson process at half of what the server was measured to answer
 (standard), at two and a half times that (overflow), and at half again (recovery); half of that load
 where the server is shared with a hostile tenant. The fault comes early in the standard phase.

@@ -28,6 +28,7 @@ from retrieval.settings import ServerStoreConfig
 from tests.faults.engines import left_alone_s, load_breakable
 from tests.faults.hostile import HOSTILE_KEY, Hostile, Hostility
 from tests.faults.qdrant import Qdrant, qdrant
+from tests.ray_cluster import wait_until
 
 APP = "rapid"
 KEY = "sk-clients"
@@ -144,35 +145,27 @@ class Service:
         """Let the drafters come to rest while nobody asks, and wait until none is left."""
         pool = self.config.drafter_pool.pool.model_copy(update={"min_replicas": 0})
         self.change("drafter", pool=pool.model_copy(update={"downscale_delay_s": 1.0}))
-        deadline = time.monotonic() + WAIT_S
-        while self.replicas().get("Drafter"):
-            if time.monotonic() > deadline:
-                raise TimeoutError("the drafters do not come to rest")
-            time.sleep(1.0)
+        wait_until(lambda: not self.replicas().get("Drafter"), WAIT_S, 1.0)
         self.change("drafter", pool=pool)
 
     def split_targets(self) -> None:
         """Let two processes compute each target, and wait until they do."""
         engine = self.config.target.engine.model_copy(update={"tensor_parallel": 2})
         self.change("target", engine=engine)
-        deadline = time.monotonic() + WAIT_S
-        while not (len(self.processes().get("Target follower", ())) == 2 and self.is_whole()):
-            if time.monotonic() > deadline:
-                raise TimeoutError("the targets do not become two processes each")
-            time.sleep(1.0)
+        wait_until(
+            lambda: len(self.processes().get("Target follower", ())) == 2 and self.is_whole(),
+            WAIT_S,
+            1.0,
+        )
 
     def keep_chunks_inside(self) -> None:
         """Let one retriever keep the chunks, as is shipped, and wait until it does.
 
         The Qdrant of the tests becomes slower with each new document, and its speed says nothing.
         """
-        shipped = checked().retriever
+        shipped = shipped_settings().retriever
         self.change("retriever", retrieval=shipped.retrieval, pool=shipped.pool)
-        deadline = time.monotonic() + WAIT_S
-        while not self.is_whole():
-            if time.monotonic() > deadline:
-                raise TimeoutError("the retriever does not come back")
-            time.sleep(1.0)
+        wait_until(self.is_whole, WAIT_S, 1.0)
 
     def prepare_hostile(self, hostility: Hostility) -> None:
         """Start the process of a hostile tenant, which waits."""
@@ -308,7 +301,7 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def checked() -> ServeConfig:
+def shipped_settings() -> ServeConfig:
     """The shipped laptop settings."""
     from deployments.app import check
 
@@ -317,7 +310,7 @@ def checked() -> ServeConfig:
 
 def settings(store: str) -> ServeConfig:
     """The shipped laptop settings with two replicas a pool, four tenants and the Qdrant `store`."""
-    config = checked()
+    config = shipped_settings()
 
     def paired(pool: Any) -> Any:
         return pool.model_copy(update={"min_replicas": 2, "max_replicas": 2})
