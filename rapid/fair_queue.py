@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import bisect
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Literal
 
 from rapid.work_shares import WorkShares
@@ -94,12 +94,24 @@ class FairQueue:
         """Charge the work of a turn, in one unit for all; it counts while somebody waits."""
         self._shares.charge(tenant, work)
 
-    async def give_way(self, tenant: str) -> None:
+    @contextmanager
+    def stay(self, tenant: str, weight: int = 1) -> Iterator[None]:
+        """Count a tenant as present while it has work of several parts, between which it waits.
+
+        Else it would be new at each part, level with those who wait, whatever its weight is.
+        """
+        self._shares.enter(tenant, weight)
+        try:
+            yield
+        finally:
+            self._shares.leave(tenant)
+
+    async def give_way(self, tenant: str, weight: int = 1) -> None:
         """Give a place to the line whose turn it is, and take one again at the head of the own.
 
         Work of several parts lets other tenants in between two of them, and none of its own.
         """
-        ticket = self._queue(tenant, 1, is_first=True, priority=0)
+        ticket = self._queue(tenant, weight, is_first=True, priority=0)
         self.leave()
         await self._wait(tenant, ticket)
 

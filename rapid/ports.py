@@ -217,11 +217,13 @@ class Retrieval(Protocol):
         query: str,
         budget_tokens: int,
         *,
+        weight: int = 1,
         tell: Tell | None = None,
     ) -> Found:
         """Return the relevant passages, of at most `budget_tokens` tokens together.
 
-        `tell` is told now and then how many passages of new documents are embedded.
+        The tenant has `weight` shares of another's in the turns at indexing, from now on. `tell` is
+        told now and then how many passages of new documents are embedded.
 
         Raises:
             RapidError: Retrieval is unavailable.

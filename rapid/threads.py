@@ -1,6 +1,6 @@
 """Threads for the long calls of requests: few at once, in the tenants' turns.
 
-Next is the tenant whose calls have taken the fewest seconds (`rapid.fair_queue`).
+Next is the tenant whose calls have taken the fewest seconds, by weight (`rapid.fair_queue`).
 """
 
 from __future__ import annotations
@@ -45,6 +45,14 @@ class Threads:
     def __init__(self, num_threads: int, name: str) -> None:
         self._turns = FairQueue(num_threads)
         self._threads = ThreadPoolExecutor(num_threads, name)
+        self._weights: dict[str, int] = {}  # of tenants with other weights than 1
+
+    def weigh(self, tenant: str, weight: int) -> None:
+        """Give a tenant's calls, from now on, so many shares of another's."""
+        if weight == 1:
+            self._weights.pop(tenant, None)
+        else:
+            self._weights[tenant] = weight
 
     def close(self) -> None:
         """End the threads once the calls that run have returned; calls that wait are dropped."""
@@ -58,7 +66,7 @@ class Threads:
         **kwargs: Args.kwargs,
     ) -> Result:
         """Return what `function` returns in a thread, which is waited for in the tenant's line."""
-        await self._turns.enter(tenant)
+        await self._turns.enter(tenant, self._weight(tenant))
         return await self._call(tenant, functools.partial(function, *args, **kwargs))
 
     async def run_steps(self, tenant: str, step: Callable[[], bool]) -> None:
@@ -67,10 +75,15 @@ class Threads:
         Between two calls other tenants have their turns, and this one begins nothing else. If the
         caller is cancelled, a call that runs is the last.
         """
-        await self._turns.enter(tenant)
-        while await self._call(tenant, step, keeps_place=True):
-            await self._turns.give_way(tenant)
-        self._turns.leave()
+        weight = self._weight(tenant)
+        with self._turns.stay(tenant, weight):
+            await self._turns.enter(tenant, weight)
+            while await self._call(tenant, step, keeps_place=True):
+                await self._turns.give_way(tenant, weight)
+            self._turns.leave()
+
+    def _weight(self, tenant: str) -> int:
+        return self._weights.get(tenant, 1)
 
     async def _call(
         self, tenant: str, function: Callable[[], Result], *, keeps_place: bool = False

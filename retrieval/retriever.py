@@ -105,6 +105,7 @@ class Retriever:
         budget_tokens: int | None = None,
         wait_s: float | None = None,
         *,
+        weight: int = 1,
         tell: Tell | None = None,
     ) -> RetrievedContext:
         """Retrieve the context of a query.
@@ -115,6 +116,7 @@ class Retriever:
             query: The text to search for; see `choose_query`.
             budget_tokens: The most tokens of context. Defaults to the configured budget.
             wait_s: How long to wait for new documents to be indexed, in seconds; None for no bound.
+            weight: The tenant's shares of another's in the turns at indexing, from now on.
             tell: Is told every second how many passages of new documents are embedded.
 
         Raises:
@@ -125,6 +127,7 @@ class Retriever:
             StoreUnavailable: If the store does not answer.
             EmbedderFailed: If the embedding model raises.
         """
+        self._threads.weigh(tenant, weight)
         began = perf_counter()
         try:
             return await self._retrieve(tenant, documents, query, budget_tokens, wait_s, tell)

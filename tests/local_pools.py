@@ -219,9 +219,7 @@ class LocalRetriever:
     def options(self, **_: Any) -> Any:
         return self
 
-    def remote(
-        self, call_id: str, tenant: str, documents: Any, query: str, budget: int, wait_s: float
-    ) -> Any:
+    def remote(self, call_id: str, tenant: str, documents: Any, query: str, *_: Any) -> Any:
         self.queries.append(query)
         return self
 

@@ -94,8 +94,8 @@ class ApiConfig(Frozen):
             (`deployments.api.gate.shares`).
             None is as many as keep the target's pool from being crowded with all its replicas, and
             at least four; a server without keys, or with those of one tenant, shares nothing.
-        tenant_weights: How many shares of one tenant another has in `shared_requests`, by tenant;
-            who is not named has one.
+        tenant_weights: How many shares of one tenant another has in `shared_requests` and
+            in the turns at engines, tokenizing and indexing, by tenant; who is not named has one.
         requests_per_minute: The most questions of one tenant within a minute, at all replicas of
             the ingress together; None for any number. A tenant's own limit in the library's
             database takes its place, as it does for the other limits of tenants.

@@ -43,6 +43,7 @@ class RayRetrieval:
         query: str,
         budget_tokens: int,
         *,
+        weight: int = 1,
         tell: Tell | None = None,
     ) -> RetrievedContext:
         """Return the passages that the drafter reads.
@@ -64,7 +65,7 @@ class RayRetrieval:
             async with asyncio.timeout(self._timeout_s):
                 while True:
                     response = retriever.retrieve.remote(
-                        call_id, tenant, sent, query, budget_tokens, wait_s
+                        call_id, tenant, sent, query, budget_tokens, wait_s, weight
                     )
                     found = None
                     try:

@@ -65,6 +65,7 @@ class RetrieverReplica:
         query: str,
         budget_tokens: int,
         wait_s: float,
+        weight: int = 1,
     ) -> AsyncGenerator[Reading | RetrievedContext | tuple[DocumentRef, ...] | None]:
         """Yield how far the indexing of new documents is, and then the chunks for a query.
 
@@ -77,6 +78,7 @@ class RetrieverReplica:
 
         Args:
             call_id: Unique id, by which the pool's router knows the call (`cluster.routers.Call`).
+            weight: The tenant's shares of another's in the turns at indexing, from now on.
 
         Raises:
             RetrievalPending: If documents are not indexed in time.
@@ -88,7 +90,7 @@ class RetrieverReplica:
         async def find() -> RetrievedContext:
             retriever = await self._open()
             asked = tenant, documents, query, budget_tokens, wait_s
-            return await retriever.retrieve(*asked, tell=news.put_nowait)
+            return await retriever.retrieve(*asked, weight=weight, tell=news.put_nowait)
 
         finding = asyncio.create_task(find())
         finding.add_done_callback(lambda _: news.put_nowait(None))

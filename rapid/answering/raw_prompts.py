@@ -35,6 +35,7 @@ async def answer_prompts(
     Answer `i` of prompt `p` is choice ``p * num_choices + i``. No prompt is begun before all of
     them are known to fit.
     """
+    services.prompts.weigh(request)
     is_one = len(request.prompts) < 2
     running: RequestRun | _Several
     if not is_one:

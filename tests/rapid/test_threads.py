@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,6 +53,22 @@ async def test_few_calls_run_at_once_and_tenants_take_turns() -> None:
     assert await asyncio.gather(*running) == ["A0", "A1", "A2", "A3", "B0"]
     assert calls.most_running == 2
     assert calls.begun.index("b0") == 2  # the others of `a` wait, who has had a call's time
+
+
+async def test_a_tenant_of_three_shares_has_three_times_as_many_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Every look at this clock is a second later, so each call takes one.
+    monkeypatch.setattr("rapid.threads.time", SimpleNamespace(perf_counter=count().__next__))
+    threads, done = Threads(1, "test"), list[str]()
+    threads.weigh("a", 3)
+    await asyncio.gather(*(threads.run(name, done.append, name) for name in "b" * 9 + "a" * 9))
+    assert 5 <= done[:8].count("a") <= 7
+
+    done.clear()
+    threads.weigh("a", 1)
+    await asyncio.gather(*(threads.run(name, done.append, name) for name in "b" * 9 + "a" * 9))
+    assert done[:8].count("a") == 4
 
 
 async def test_who_leaves_before_its_call_begins_costs_nothing() -> None:

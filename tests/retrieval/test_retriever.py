@@ -1,5 +1,7 @@
 import asyncio
 import threading
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -381,6 +383,29 @@ async def test_a_question_that_times_out_leaves_what_is_embedded(retriever, embe
     embedder.go_on.set()  # only now does the first batch end
     assert (await retriever.retrieve("local", [document], "harbor")).chunks
     assert embedder.passages == len(set(embedder.order))
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1), (1, 1, 3), (3, 1, 1)])
+async def test_turns_between_batches_are_by_weight(retriever, embedder, monkeypatch, weights):
+    # Every look at this clock is a second later: each batch costs one, however long it takes.
+    monkeypatch.setattr("rapid.threads.time", SimpleNamespace(perf_counter=count().__next__))
+    embedder.go_on.clear()
+    asking = [
+        asyncio.create_task(retriever.retrieve(name, flood, "harbor", weight=weight))
+        for name, weight in zip("abc", weights, strict=True)
+        for flood in [[long_document(f"{name}{i}", 160) for i in range(6)]]
+    ]
+    await asyncio.to_thread(embedder.has_begun.wait, 10)
+    embedder.go_on.set()
+    await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+    num_done = [sum(f"of {name}" in text for text in embedder.order) for name in "abc"]
+    first = max(num_done)
+    if max(weights) == 1:
+        assert min(num_done) > 0.8 * first
+    else:  # it has one of both threads, as no more than one of its documents is worked on at once
+        assert num_done[weights.index(3)] == first
+        assert sorted(num_done)[1] < 0.65 * first
+    await asyncio.gather(*asking)
 
 
 async def test_tenants_take_turns_between_batches(retriever, embedder):

@@ -126,6 +126,10 @@ class RequestPrompts:
         other._budget_for = budget_for
         return other
 
+    def weigh(self, request: GenerateRequest) -> None:
+        """Give the calls of a request's tenant the request's weight in the turns at threads."""
+        self._threads.weigh(request.tenant, request.weight)
+
     async def read(
         self, request: GenerateRequest, read: Callable[..., Made], *more: object
     ) -> Made:
@@ -243,7 +247,7 @@ class RequestPrompts:
         passages: Sequence[Passage] = ()
         if left > 0:
             try:
-                asked = request.tenant, documents, joined or query.text, left, tell
+                asked = request, documents, joined or query.text, left, tell
                 passages = (await self._retrieve(*asked)).chunks
             except RapidError as error:
                 logger.warning("request %s: no sections: %s", request.request_id, error)
@@ -314,7 +318,7 @@ class RequestPrompts:
         if search.plan.documents:
             try:
                 found = await self._retrieve(
-                    request.tenant, search.plan.documents, search.query, search.budget_tokens, tell
+                    request, search.plan.documents, search.query, search.budget_tokens, tell
                 )
             except RetrievalPending:
                 evidence = _PENDING
@@ -374,7 +378,7 @@ class RequestPrompts:
 
     async def _retrieve(
         self,
-        tenant: str,
+        request: GenerateRequest,
         documents: Sequence[Document],
         query: str,
         budget_tokens: int,
@@ -382,7 +386,8 @@ class RequestPrompts:
     ) -> Found:
         if self._retrieval is None:
             raise RapidError("no retriever is deployed")
-        return await self._retrieval.retrieve(tenant, documents, query, budget_tokens, tell=tell)
+        asked = request.tenant, documents, query, budget_tokens
+        return await self._retrieval.retrieve(*asked, weight=request.weight, tell=tell)
 
 
 def _evidence_of(found: Found) -> Evidence:

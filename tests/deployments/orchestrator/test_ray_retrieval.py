@@ -78,7 +78,7 @@ async def asked(
     handle: Handle, timeout_s: float = 20.0, tenant: str = "acme", tell: Tell | None = None
 ) -> Any:
     retrieval = RayRetrieval(handle, timeout_s)  # type: ignore[arg-type]
-    return await retrieval.retrieve(tenant, DOCUMENTS, "who", 9, tell=tell)
+    return await retrieval.retrieve(tenant, DOCUMENTS, "who", 9, weight=3, tell=tell)
 
 
 async def test_requests_about_the_same_documents_go_by_the_same_name() -> None:
@@ -86,7 +86,8 @@ async def test_requests_about_the_same_documents_go_by_the_same_name() -> None:
     assert await asked(handle) is FOUND
     await asked(handle)
     await asked(handle, tenant="another")
-    assert handle.calls[0][1:] == ("acme", DOCUMENTS, "who", 9, 18.0)  # waits less than its caller
+    waits_s, weight = 18.0, 3  # less than its caller does
+    assert handle.calls[0][1:] == ("acme", DOCUMENTS, "who", 9, waits_s, weight)
     assert len({call_id for call_id, *_ in handle.calls}) == 3
     first, second, third = handle.sessions
     assert first == second == affinity("acme", list(reversed(DOCUMENTS)))

@@ -74,9 +74,10 @@ class FakeRetriever:
         budget_tokens: int,
         wait_s: float,
         *,
+        weight: int,
         tell: Tell,
     ) -> RetrievedContext:
-        self.calls.append((tenant, documents, query, budget_tokens, wait_s))
+        self.calls.append((tenant, documents, query, budget_tokens, wait_s, weight))
         tell(READING)
         if self.may_go_on is not None:
             try:
@@ -135,14 +136,14 @@ async def test_calls_that_come_at_once_open_one_store(opening: Opening) -> None:
     assert opening.configs == []
     documents = [Document("a", "text")]
     asked = [
-        asyncio.create_task(found(replica, tenant, documents, "who", 9, 1.0)) for tenant in "xy"
+        asyncio.create_task(found(replica, tenant, documents, "who", 9, 1.0, 3)) for tenant in "xy"
     ]
     health = asyncio.create_task(replica.check_health())
     await asyncio.sleep(0)
     health.cancel()  # who waits for the store may leave, and it opens all the same
     opening.may_end.set()
     assert await asyncio.gather(*asked) == [context_of("x"), context_of("y")]
-    assert opening.fake.calls == [(tenant, documents, "who", 9, 1.0) for tenant in "xy"]
+    assert opening.fake.calls == [(tenant, documents, "who", 9, 1.0, 3) for tenant in "xy"]
     assert opening.configs == [config]
     await close(replica)
     assert opening.fake.is_closed

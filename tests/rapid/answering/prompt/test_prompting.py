@@ -40,8 +40,8 @@ class ScriptedRetriever:
         return self
 
     def remote(self, *args: Any) -> Any:
-        _, *asked, self.wait_s = args
-        self.asked.append(tuple(asked))
+        _, *asked, self.wait_s, weight = args
+        self.asked.append((*asked, weight))
         return self
 
     def cancel(self) -> None:
@@ -81,13 +81,13 @@ def context(*chunks: RetrievedChunk, cleared_floor: bool = True, is_evidence: bo
 
 async def test_the_drafter_reads_what_retrieval_found_for_this_tenant(chat_text: ChatText) -> None:
     retriever = ScriptedRetriever(context(FOUND))
-    prompt = await prompter(chat_text, retriever).drafter_prompt(request(ATLAS))
+    prompt = await prompter(chat_text, retriever).drafter_prompt(request(ATLAS, weight=3))
     text = chat_text.decode(prompt.prompt_ids.tolist())
     assert "The lighthouse of Varo is white." in text
     assert "Which colour?" in text
     assert (prompt.chunks, prompt.evidence.num_chunks) == ((FOUND,), 1)
-    ((tenant, documents, query, budget),) = retriever.asked
-    assert (tenant, documents, query, budget) == ("acme", [ATLAS], "Which colour?", 64)
+    ((tenant, documents, query, budget, weight),) = retriever.asked
+    assert (tenant, documents, query, budget, weight) == ("acme", [ATLAS], "Which colour?", 64, 3)
 
 
 @pytest.mark.parametrize("is_evidence", [True, False])
@@ -104,7 +104,7 @@ async def test_the_request_sets_query_and_budget(chat_text: ChatText) -> None:
     await prompter(chat_text, retriever).drafter_prompt(
         request(ATLAS, query="lighthouse", retrieval_tokens=40)
     )
-    assert retriever.asked[0][2:] == ("lighthouse", 40)
+    assert retriever.asked[0][2:4] == ("lighthouse", 40)
 
 
 async def test_without_documents_nobody_is_asked(chat_text: ChatText) -> None:
