@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from rapid.chat_messages import Document, DocumentRef
@@ -66,6 +66,19 @@ class Passages:
                     "passages"
                 )
             return len(self.embeddings) < len(self.chunks)
+
+    def findable(self) -> tuple[list[Chunk], list[Embedding]]:
+        """Return the passages that a search can find, numbered without gaps, and their vectors.
+
+        A text without words may have none.
+        """
+        pairs = [
+            (chunk, each)
+            for chunk, each in zip(self.chunks, self.embeddings, strict=True)
+            if each.dense is not None or (each.sparse is not None and each.sparse.terms)
+        ]
+        numbered = (replace(c, id=f"{self._document_id}:{n}") for n, (c, _) in enumerate(pairs))
+        return list(numbered), [each for _, each in pairs]
 
     def _cut(
         self,

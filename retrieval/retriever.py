@@ -17,7 +17,7 @@ from rapid.chat_messages import Document, DocumentRef
 from rapid.errors import RetrievalPending, UnknownDocument
 from rapid.events import Tell
 from rapid.threads import Threads
-from retrieval.chunking import TokenOffsets
+from retrieval.chunking import Chunk, TokenOffsets
 from retrieval.context import RetrievalTimings, RetrievedContext
 from retrieval.embeddings.embedding import Embedder, Embedding
 from retrieval.indexing import Entry, Passages, key_of, text_id_of, wait_for
@@ -177,6 +177,17 @@ class Retriever:
                 search_ms=1e3 * (searched - embedded),
             ),
         )
+
+    async def list_chunks(
+        self, tenant: str, document: DocumentRef, first: int, count: int
+    ) -> list[Chunk]:
+        """Return some chunks of a document, from the first one's number on, in order.
+
+        Raises:
+            UnknownDocument, StoreUnavailable, EmbedderFailed: As for `retrieve`.
+        """
+        async with self._in_use(tenant, [document]) as ((document_id, _),):
+            return await self._store.list_chunks(tenant, document_id, first, count)
 
     async def embed(
         self, tenant: str, texts: Sequence[str], query: str | None = None
@@ -342,9 +353,7 @@ class Retriever:
         async with self._store.claim(*key) as found:
             if found is None:
                 await self._embed(key[0], passages)
-                found = await self._store.add(
-                    *key, passages.chunks, passages.embeddings, passages.num_tokens
-                )
+                found = await self._store.add(*key, *passages.findable(), passages.num_tokens)
         entry.stored, entry.passages = found, None
 
     async def _embed(self, tenant: str, passages: Passages) -> None:

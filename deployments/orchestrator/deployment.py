@@ -111,9 +111,12 @@ class Orchestrator:
         async with self._hold(tenant, documents):
             return await self._shared.search(tenant, documents, query, num_results)
 
-    async def list_chunks(self, tenant: str, document: DocumentRef) -> Sequence[Chunk]:
-        """Return the passages into which retrieval cuts a document, in their order."""
-        return await self._shared.list_chunks(tenant, document)
+    async def list_chunks(
+        self, tenant: str, document: DocumentRef, first: int, count: int
+    ) -> Sequence[Chunk]:
+        """Return some passages of a document; errors are those of `search`."""
+        async with self._hold(tenant, [document]):
+            return await self._shared.list_chunks(tenant, document, first, count)
 
     async def embed(
         self, tenant: str, texts: Sequence[str], model: str | None, query: str | None = None

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Any
 
-from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 
 from cluster import routers
 from cluster.circuit_breaker import CIRCUITS
 from cluster.remote_failures import failure_of
-from rapid.chat_messages import Document, DocumentRef
+from rapid.chat_messages import DocumentRef
+from rapid.documents import InlineDocuments
 from rapid.errors import DrafterUnavailable, RapidError, RetrievalUnavailable
 from rapid.events import Reading, Tell
 from rapid.messages import new_call_id
+from rapid.ports import DocumentResolver
+from retrieval.chunking import Chunk
 from retrieval.context import RetrievedContext
 from retrieval.embeddings.relevance import TextVectors
 
@@ -32,14 +36,18 @@ class RayRetrieval:
     where the replica does not know it.
     """
 
-    def __init__(self, handle: DeploymentHandle, timeout_s: float) -> None:
+    def __init__(
+        self, handle: DeploymentHandle, timeout_s: float, resolver: DocumentResolver | None = None
+    ) -> None:
+        """Keep the deployment's handle; `resolver` has the texts of documents without any."""
         self._handle = handle
         self._timeout_s = timeout_s
+        self._resolver = resolver or InlineDocuments()
 
     async def retrieve(
         self,
         tenant: str,
-        documents: Sequence[Document],
+        documents: Sequence[DocumentRef],
         query: str,
         budget_tokens: int,
         *,
@@ -59,7 +67,7 @@ class RayRetrieval:
         retriever = self._handle.options(session_id=affinity(tenant, documents), stream=True)
         wait_s = _INDEXING_SHARE * self._timeout_s
         call_id = new_call_id()
-        sent = [each if each.num_chars <= _SHORT_CHARS else each.ref for each in documents]
+        sent = [each.ref if each.num_chars > _SHORT_CHARS else each for each in documents]
         is_retry = False
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -81,12 +89,35 @@ class RayRetrieval:
                         if (router := self._router) is not None:
                             router.forget(call_id)
                     if isinstance(found, tuple):
-                        pairs = zip(documents, sent, strict=True)
-                        sent = [text if ref in found else ref for text, ref in pairs]
+                        missing = {each.ref for each in found}
+                        wanted = [each for each in documents if each.ref in missing]
+                        texts = iter(await self._resolver.resolve(tenant, wanted))
+                        sent = [next(texts) if ref.ref in missing else ref for ref in sent]
                     elif found is not None:
                         return found
         except TimeoutError:
             raise DrafterUnavailable(f"no answer within {self._timeout_s:g} s") from None
+
+    async def list_chunks(
+        self, tenant: str, document: DocumentRef, first: int, count: int
+    ) -> list[Chunk]:
+        """Return some passages of a document, from the first one's number on, in order.
+
+        Raises:
+            RetrievalUnavailable: The retriever fails, or does not answer in time.
+            UnknownDocument: The text of the document is not known.
+        """
+        method = self._handle.options(session_id=affinity(tenant, [document])).list_chunks
+
+        async def ask(document: DocumentRef) -> list[Chunk] | None:
+            asked = method.remote(new_call_id(), tenant, document, first, count)
+            found: list[Chunk] | None = await self._wait(asked)
+            return found
+
+        found = await ask(document.ref)
+        if found is None:
+            found = await ask((await self._resolver.resolve(tenant, [document]))[0])
+        return found or []
 
     async def embed(
         self, tenant: str, texts: Sequence[str], model: str | None, query: str | None
@@ -99,17 +130,21 @@ class RayRetrieval:
         """
         handle = self._handle.options(session_id=tenant)
         response = handle.embed.remote(new_call_id(), tenant, tuple(texts), model, query)
+        found: TextVectors | RapidError = await self._wait(response)
+        if isinstance(found, RapidError):
+            raise found
+        return found
+
+    async def _wait(self, response: DeploymentResponse[Any]) -> Any:
+        """Return what a replica answers; it fails as `embed` does."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                found: TextVectors | RapidError = await response
+                return await response
         except TimeoutError:
             response.cancel()
             raise RetrievalUnavailable(f"No answer within {self._timeout_s:g} s.") from None
         except Exception as error:
             raise failure_of(error).as_rapid_error("retriever", RetrievalUnavailable) from None
-        if isinstance(found, RapidError):
-            raise found
-        return found
 
     async def _follow(
         self,
@@ -159,7 +194,7 @@ class RayRetrieval:
         return routers.find(self._handle.deployment_id)
 
 
-def affinity(tenant: str, documents: Sequence[Document]) -> str:
+def affinity(tenant: str, documents: Sequence[DocumentRef]) -> str:
     """Return the name of the longest document, which is the dearest to index."""
-    longest = max(documents, key=lambda each: len(each.text))
+    longest = max(documents, key=lambda each: each.num_chars)
     return blake2b(f"{tenant}\0{longest.digest}".encode(), digest_size=16).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from ray.serve.handle import DeploymentHandle
@@ -37,7 +36,6 @@ from rapid.speculation.pace.round_costs import RoundCosts
 from rapid.vllm_config import VllmConfig
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.embeddings.relevance import TextVectors
-from retrieval.indexing import cut_document
 from retrieval.settings import RetrievalConfig
 
 
@@ -140,7 +138,8 @@ class RayServices:
     def _prompting(self, config: ServeConfig) -> RequestPrompts:
         retrieval, found = config.retriever.retrieval, None
         if self._retriever is not None:
-            found = RayRetrieval(self._retriever, config.orchestrator.retrieval_wait_s)
+            wait_s = config.orchestrator.retrieval_wait_s
+            found = RayRetrieval(self._retriever, wait_s, self._resolver)
         self._retrieval, self._chunking = found, retrieval
         budget_tokens, budget_for = retrieval.budget_tokens, retrieval.budget_for
         if self._prompts is None:
@@ -174,9 +173,8 @@ class RayServices:
         if not documents:
             return []
         longest = max(each.chunk_tokens or self._chunking.chunk_tokens for each in documents)
-        texts = await self._resolver.resolve(tenant, documents)
         try:
-            found = await self._retrieval.retrieve(tenant, texts, query, num_results * longest)
+            found = await self._retrieval.retrieve(tenant, documents, query, num_results * longest)
         except (DrafterUnavailable, RetrievalPending) as error:
             raise RetrievalUnavailable(f"Nothing is retrieved now: {error}") from None
         return sorted(found.chunks, key=lambda each: -each.score)[:num_results]
@@ -194,8 +192,14 @@ class RayServices:
             raise RetrievalUnavailable("Nothing is embedded here: no model of this server drafts.")
         return await self._retrieval.embed(tenant, texts, model, query)
 
-    async def list_chunks(self, tenant: str, document: DocumentRef) -> Sequence[Chunk]:
-        """Return the passages into which retrieval cuts a document, in their order."""
-        (text,) = await self._resolver.resolve(tenant, [document])
-        offsets = self._texts[0].token_offsets
-        return await asyncio.to_thread(cut_document, text, self._chunking, offsets)
+    async def list_chunks(
+        self, tenant: str, document: DocumentRef, first: int, count: int
+    ) -> Sequence[Chunk]:
+        """Return some passages of a document, from the first one's number on, in order.
+
+        Raises:
+            RetrievalUnavailable: Nothing can be retrieved now, or no model of this server drafts.
+        """
+        if self._retrieval is None:
+            raise RetrievalUnavailable("Nothing is searched here: no model of this server drafts.")
+        return await self._retrieval.list_chunks(tenant, document, first, count)

@@ -32,6 +32,7 @@ from retrieval import (
     Retriever,
     open_retriever,
 )
+from retrieval.chunking import Chunk
 from retrieval.embeddings.relevance import TextVectors, name_embedder, score_relevance
 from retrieval.indexing import key_of
 
@@ -109,6 +110,22 @@ class RetrieverReplica:
         finally:
             finding.cancel()
             await asyncio.wait({finding})
+
+    async def list_chunks(
+        self, call_id: str, tenant: str, document: DocumentRef, first: int, count: int
+    ) -> list[Chunk] | None:
+        """Return some chunks of a document in order; None if it is unknown and carries no text.
+
+        Raises:
+            RetrievalError: As for `retrieve`.
+        """
+        TENANT.set(tenant)
+        try:
+            return await (await self._open()).list_chunks(tenant, document, first, count)
+        except UnknownDocument:
+            return None
+        except RetrievalError as error:
+            raise self._failure(error) from None
 
     async def index(
         self, call_id: str, tenant: str, document: Document

@@ -117,6 +117,12 @@ class LocalChunkStore:
 
         return await asyncio.to_thread(find)
 
+    async def list_chunks(
+        self, tenant: str, document_id: str, first: int, count: int
+    ) -> list[Chunk]:
+        """Return chunks of a document; nothing is ever missing. See `ChunkStore.list_chunks`."""
+        return [*self._documents[tenant, document_id].chunks[first : first + count]]
+
     def _search(
         self, documents: Sequence[_Vectors], query: Embedding, limit: int, floor: float
     ) -> list[RetrievedChunk]:
@@ -230,7 +236,7 @@ class _TermIndex:
 
 @dataclass(frozen=True, slots=True)
 class _Vectors:
-    """A document in memory; chunks without vectors could not be found, and are left out.
+    """A document in memory.
 
     Attributes:
         dense: Vectors of unit length [chunks, dense_size]; None where the space has none.
@@ -257,21 +263,16 @@ class _Vectors:
         """
         for each in embeddings:
             check_space(each, space, "the local store")
-        findable = [
-            (chunk, each)
-            for chunk, each in zip(chunks, embeddings, strict=True)
-            if each.dense is not None or (each.sparse is not None and each.sparse.terms)
-        ]
         dense = None
         if space.dense_size is not None:
-            rows = [each.dense for _, each in findable if each.dense is not None]
+            rows = [each.dense for each in embeddings if each.dense is not None]
             dense = np.array(rows, dtype=np.float32).reshape(len(rows), space.dense_size)
         nothing = SparseVector((), ())
         return cls(
-            tuple(chunk for chunk, _ in findable),
+            tuple(chunks),
             dense,
-            _TermIndex.of([each.sparse or nothing for _, each in findable]),
-            StoredDocument(len(findable), num_tokens),
+            _TermIndex.of([each.sparse or nothing for each in embeddings]),
+            StoredDocument(len(chunks), num_tokens),
         )
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:

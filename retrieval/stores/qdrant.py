@@ -66,18 +66,16 @@ class QdrantCollection:
     ) -> list[qm.PointStruct]:
         """Return the points of a document, in order, with ids from `ids`.
 
-        A chunk without vectors could not be found, and gets none.
-
         Raises:
             CollectionMismatch: The vectors are not of the collection's space.
         """
         for embedding in embeddings:
             check_space(embedding, self._space, f"the collection {self.name!r}")
-        vectors = map(_vectors, embeddings)
-        findable = [(c, v) for c, v in zip(chunks, vectors, strict=True) if v]
         return [
-            qm.PointStruct(id=id_, vector=vector, payload=_payload(tenant, document_id, chunk))
-            for (chunk, vector), id_ in zip(findable, ids, strict=False)
+            qm.PointStruct(
+                id=id_, vector=_vectors(each), payload=_payload(tenant, document_id, chunk)
+            )
+            for chunk, each, id_ in zip(chunks, embeddings, ids, strict=True)
         ]
 
     async def upsert(self, points: Sequence[qm.PointStruct]) -> None:
@@ -118,6 +116,14 @@ class QdrantCollection:
         payloads = await self._payloads(scope, list(chosen))
         kept = [id_ for id_ in chosen if id_ in payloads]
         return [_to_chunk(payloads[id_], chosen[id_], cosines.get(id_)) for id_ in kept]
+
+    async def read_chunks(
+        self, tenant: str, document_id: str, point_ids: Sequence[str]
+    ) -> list[Chunk]:
+        """Return the chunks of some points of a document that are there, in order."""
+        payloads = await self._payloads(self._scope(tenant, [document_id]), list(point_ids))
+        found = (payloads[id_] for id_ in point_ids if id_ in payloads)
+        return [Chunk(each["chunk_id"], **_content_of(each)) for each in found]
 
     async def count(self, tenant: str, documents: Iterable[str]) -> int:
         """Return how many chunks of a tenant's documents the collection holds."""
@@ -252,8 +258,11 @@ def _payload(tenant: str, document_id: str, chunk: Chunk) -> dict[str, Any]:
 
 
 def _to_chunk(payload: dict[str, Any], score: float, cosine: float | None) -> RetrievedChunk:
-    content = {name: payload[name] for name in _CONTENT}
-    return RetrievedChunk(payload["chunk_id"], **content, score=score, cosine=cosine)
+    return RetrievedChunk(payload["chunk_id"], **_content_of(payload), score=score, cosine=cosine)
+
+
+def _content_of(payload: dict[str, Any]) -> dict[str, Any]:
+    return {name: payload[name] for name in _CONTENT}
 
 
 def _vectors(embedding: Embedding) -> dict[str, Any]:

@@ -179,6 +179,19 @@ class SharedChunkStore:
                 raise ChunksMissing(f"{promised - num_held} of {promised} chunks are gone")
         return found
 
+    async def list_chunks(
+        self, tenant: str, document_id: str, first: int, count: int
+    ) -> list[Chunk]:
+        """Return chunks of a document; see `ChunkStore.list_chunks`."""
+        ids = self._point_ids[tenant, document_id][first : first + count]
+        async with self._server():
+            named = self._document_key(document_id)
+            found = await self._collection.read_chunks(tenant, named, ids)
+            if len(found) < len(ids):
+                await self._manifests.revoke(tenant, named)
+                raise ChunksMissing(f"{len(ids) - len(found)} of {len(ids)} chunks are gone")
+        return found
+
     async def sweep(self) -> int:
         """Delete documents whose time to live has passed, and return how many."""
         # The manifest goes last, and only if nobody has claimed the document: several may sweep.

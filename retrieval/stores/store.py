@@ -19,7 +19,7 @@ class StoredDocument:
     """What a store knows about a document whose chunks are all in it.
 
     Attributes:
-        num_chunks: The chunks that a search can find; one without vectors is none of them.
+        num_chunks: Its chunks, each of which a search can find.
         num_tokens: The length of the document in tokens.
     """
 
@@ -64,6 +64,8 @@ class ChunkStore(Protocol):
     ) -> StoredDocument:
         """Make a document's chunks searchable before returning; the caller holds its claim.
 
+        Each of them has a vector, and they are numbered without gaps.
+
         Raises:
             CollectionMismatch: The vectors are not of the store's space.
         """
@@ -100,6 +102,16 @@ class ChunkStore(Protocol):
         Raises:
             ChunksMissing: The store has lost chunks of documents that were in it. From then on
                 they count as not stored.
+        """
+        ...
+
+    async def list_chunks(
+        self, tenant: str, document_id: str, first: int, count: int
+    ) -> list[Chunk]:
+        """Return some chunks of a stored document, from the first one's number on, in order.
+
+        Raises:
+            ChunksMissing: See `search`.
         """
         ...
 

@@ -27,7 +27,7 @@ def random_embedding(space, rng):
         vector = rng.normal(size=space.dense_size).astype(np.float32)
         dense = vector / np.linalg.norm(vector)
     if space.sparse:
-        terms = np.sort(rng.choice(12, size=rng.integers(0, 6), replace=False))
+        terms = np.sort(rng.choice(12, size=rng.integers(dense is None, 6), replace=False))
         sparse = SparseVector(tuple(map(int, terms)), tuple(rng.uniform(0.1, 1, len(terms))))
     return Embedding(dense, sparse)
 
@@ -213,6 +213,15 @@ async def test_many_documents_are_searched_as_one_by_one(space):
         rng.shuffle(names)
         assert await same_everywhere([plain, local], "a", names, query, limit=limit, floor=0.0)
     await local.close()
+
+
+async def test_chunks_are_listed_in_pages(stores, space):
+    rng = np.random.default_rng(0)
+    chunks = chunks_of("d", 7)
+    for store in stores:
+        await store.add("a", "d", chunks, [random_embedding(space, rng) for _ in chunks], 7)
+        pages = [await store.list_chunks("a", "d", first, 3) for first in (0, 3, 6, 7)]
+        assert pages == [chunks[:3], chunks[3:6], chunks[6:], []]
 
 
 async def test_deleted_documents_are_gone_and_may_return(stores, space):

@@ -25,6 +25,9 @@ class PlainChunkStore:
         self.stored[tenant, document_id] = StoredDocument(len(chunks), num_tokens)
         return self.stored[tenant, document_id]
 
+    async def list_chunks(self, tenant, document_id, first, count):
+        return [chunk for chunk, _ in self.documents[tenant, document_id][first : first + count]]
+
     async def evict(self, tenant, document_id):
         await self.delete(tenant, document_id)
 

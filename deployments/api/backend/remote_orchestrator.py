@@ -125,9 +125,11 @@ class RemoteOrchestrator:
         )
         return found
 
-    async def list_chunks(self, tenant: str, document: DocumentRef) -> Sequence[Chunk]:
-        """Return the passages into which retrieval cuts a document; errors as for `begin`."""
-        found: Sequence[Chunk] = await self._call("list_chunks", tenant, document)
+    async def list_chunks(
+        self, tenant: str, document: DocumentRef, first: int, count: int
+    ) -> Sequence[Chunk]:
+        """Return some passages of a document, in order; errors as for `begin`."""
+        found: Sequence[Chunk] = await self._call("list_chunks", tenant, document, first, count)
         return found
 
     async def embed(

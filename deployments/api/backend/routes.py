@@ -81,9 +81,11 @@ class Routes:
         """Return what the retriever of the first model finds."""
         return await self._own[0].search(tenant, documents, query, num_results)
 
-    async def list_chunks(self, tenant: str, document: DocumentRef) -> Sequence[Chunk]:
+    async def list_chunks(
+        self, tenant: str, document: DocumentRef, first: int, count: int
+    ) -> Sequence[Chunk]:
         """Return the passages of the first model's retriever."""
-        return await self._own[0].list_chunks(tenant, document)
+        return await self._own[0].list_chunks(tenant, document, first, count)
 
     async def embed(
         self, tenant: str, texts: Sequence[str], model: str | None, query: str | None = None

@@ -54,8 +54,14 @@ class GenerationService(Protocol):
         """
         ...
 
-    async def list_chunks(self, tenant: str, document: DocumentRef) -> Sequence[Chunk]:
-        """Return the passages into which retrieval cuts a document, in their order."""
+    async def list_chunks(
+        self, tenant: str, document: DocumentRef, first: int, count: int
+    ) -> Sequence[Chunk]:
+        """Return some passages of a document, from the first one's number on, in order.
+
+        Raises:
+            RapidError: Nothing can be retrieved now.
+        """
         ...
 
     async def embed(

@@ -35,8 +35,11 @@ from library.files.vector_stores import check_attributes
 from library.library_access import LibraryAccess
 from library.parsing import Layout
 from library.storage.schema import StoreFileRow, VectorStoreRow
+from rapid.errors import BadRequest
 from retrieval.chunking import Chunk
 from retrieval.indexing import key_of
+
+_MOST_DIGITS = 9  # of a passage's number; more is beyond any file
 
 
 class StoreRoutes:
@@ -198,9 +201,16 @@ class StoreRoutes:
         )
 
     async def _list_chunks(self, request: Request) -> Response:
-        """Answer with the passages of a file as retrieval sees them, in their order."""
-        stored = await self._find_text(request)
-        chunks = await self._service.list_chunks(request.state.caller, stored.ref)
+        """Answer with a page of a file's passages as retrieval sees them, in their order."""
+        stored, cut = await self._find_text(request), read_cut(request)
+        tenant: str = request.state.caller
+        first = 0
+        if cut.after is not None:
+            document_id, _, number = cut.after.rpartition(":")
+            if document_id != key_of(tenant, stored.ref)[1] or not number.isdecimal():
+                raise BadRequest(f"after: there is no {cut.after!r} in this list.", "after")
+            first = int(number[:_MOST_DIGITS]) + 1
+        chunks = await self._service.list_chunks(tenant, stored.ref, first, cut.limit + 1)
         layout = await (await self._library.get()).documents.layout(stored.file_id)
         data = [
             {
@@ -211,9 +221,9 @@ class StoreRoutes:
                 "content": [{"type": "text", "text": each.text}],
                 "rapid": _place(layout, each),
             }
-            for each in chunks
+            for each in chunks[: cut.limit]
         ]
-        return JSONResponse(list_of(data, has_more=False))
+        return JSONResponse(list_of(data, has_more=len(chunks) > cut.limit))
 
     async def _put_batch(self, request: Request) -> Response:
         body = await read_fields(self._bodies, request, NewBatch)

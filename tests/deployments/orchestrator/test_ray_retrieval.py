@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from cluster.circuit_breaker import CircuitBreaker
 from deployments.orchestrator.ray_retrieval import RayRetrieval, affinity
-from rapid.chat_messages import Document
+from rapid.chat_messages import Document, DocumentRef
 from rapid.errors import (
     BadRequest,
     DrafterUnavailable,
@@ -104,6 +105,24 @@ async def test_a_long_text_is_sent_once_it_is_asked_for() -> None:
     assert first == [note, book.ref, atlas.ref]
     assert lost == again == [note, book, atlas.ref]
     assert last == [note, book, atlas]
+
+
+async def test_of_stored_documents_only_those_are_read_that_the_replica_does_not_know() -> None:
+    book, atlas = (Document(name, name * 30) for name in ("book", "atlas"))
+    read = list[DocumentRef]()
+
+    class Library:
+        async def resolve(self, _: str, refs: Sequence[DocumentRef]) -> tuple[Document, ...]:
+            read.extend(refs)
+            return tuple(each for each in (book, atlas) if each.ref in refs)
+
+    handle = Handle((atlas.ref,), FOUND)
+    retrieval = RayRetrieval(handle, 20.0, Library())  # type: ignore[arg-type]
+    assert await retrieval.retrieve("acme", [book.ref, atlas.ref], "who", 9) is FOUND
+    first, again = (documents for _, _, documents, *_ in handle.calls)
+    assert first == [book.ref, atlas.ref]
+    assert again == [book.ref, atlas]
+    assert read == [atlas.ref]
 
 
 class Router:
@@ -276,3 +295,26 @@ async def test_vectors_that_cannot_be_had_are_refused(answer: object, error: typ
 async def test_vectors_are_passed_on() -> None:
     retrieval = RayRetrieval(EmbedHandle("vectors"), 5)  # type: ignore[arg-type]
     assert await retrieval.embed("acme", ["a"], "m", None) == "vectors"  # type: ignore[comparison-overlap]
+
+
+async def test_passages_are_listed_by_reference_unless_the_text_is_wanted() -> None:
+    class ListHandle:
+        def __init__(self, *answers: object) -> None:
+            self.answers, self.asked, self.list_chunks = list(answers), list[object](), self
+
+        def options(self, **_: object) -> ListHandle:
+            return self
+
+        def remote(self, _: str, *asked: object) -> asyncio.Future[object]:
+            self.asked.append(asked)
+            done = asyncio.get_running_loop().create_future()
+            done.set_result(self.answers.pop(0))
+            return done
+
+    book = DOCUMENTS[1]
+    handle = ListHandle(["a passage"], None, ["another"])
+    retrieval = RayRetrieval(handle, 5)  # type: ignore[arg-type]
+    assert await retrieval.list_chunks("acme", book, 3, 2) == ["a passage"]
+    assert await retrieval.list_chunks("acme", book, 5, 2) == ["another"]  # type: ignore[comparison-overlap]
+    asked = [("acme", each, first, 2) for each, first in ((book.ref, 3), (book.ref, 5), (book, 5))]
+    assert handle.asked == asked

@@ -40,9 +40,11 @@ class Searching(ScriptedOrchestrator):
         super().__init__()
         self._library = library
 
-    async def list_chunks(self, tenant: str, document: DocumentRef) -> list[Chunk]:
+    async def list_chunks(
+        self, tenant: str, document: DocumentRef, first: int, count: int
+    ) -> list[Chunk]:
         (text,) = await self._library.resolve(tenant, [document])
-        return _cut(tenant, text)
+        return _cut(tenant, text)[first : first + count]
 
     async def search(
         self, tenant: str, documents: Sequence[DocumentRef], query: str, num_results: int
@@ -315,8 +317,22 @@ class TestVectorStores:
         file = await client.vector_stores.files.retrieve(file_id, vector_store_id=store.id)
         assert file.chunking_strategy.static.chunk_overlap_tokens == 0
         path = f"/vector_stores/{store.id}/files/{file_id}/chunks"
-        chunks = (await client.get(path, cast_to=dict[str, Any]))["data"]
+        whole = await client.get(path, cast_to=dict[str, Any])
+        chunks = whole["data"]
         assert "".join(each["content"][0]["text"] for each in chunks) == TEXT
+        assert not whole["has_more"]
+        paged, after = [], ""
+        while True:
+            page = await client.get(f"{path}?limit=2{after}", cast_to=dict[str, Any])
+            paged += page["data"]
+            assert len(page["data"]) == 2 or not page["has_more"]
+            if not page["has_more"]:
+                break
+            after = f"&after={page['last_id']}"
+        assert paged == chunks
+        for unknown in ("nothing", f"{file_id}:1", f"{chunks[0]['id']}x"):
+            with pytest.raises(openai.BadRequestError, match="after: there is no"):
+                await client.get(f"{path}?after={unknown}", cast_to=dict[str, Any])
         assert all(64 < each["tokens"] <= 100 for each in chunks[:-1])
         text = await client.vector_stores.files.content(file_id, vector_store_id=store.id)
         assert text.data[0].text == TEXT
