@@ -37,7 +37,7 @@ class Retriever:
     """A search over attached documents, which are indexed once and cached while there is room.
 
     A document is identified by a hash of tenant, name and text; concurrent requests for a new one
-    share its indexing. Beyond `RetrievalConfig.cache_size` chunks the least recently used ones
+    share its indexing. Beyond `RetrievalConfig.max_cached_chunks` the least recently used documents
     are forgotten, and leave the memory of a store of this process. Tenants take turns at a few
     threads, a few passages at a time. A retriever belongs to one event loop.
     """
@@ -259,7 +259,7 @@ class Retriever:
         """Yield the indexed documents with their ids; none is evicted within the block."""
         held: list[tuple[str, Entry]] = []
         try:
-            if unknown := self.find_unknown(tenant, documents):
+            if unknown := await self.find_unknown(tenant, documents):
                 names = [each.name for each in unknown]
                 raise UnknownDocument(f"no documents {names} are indexed: send their texts again")
             for document in documents:
@@ -302,33 +302,34 @@ class Retriever:
             self._waiting[tenant] -= 1
             self._waiting += Counter()  # drops tenants of whom nobody waits
 
-    def find_unknown(
+    async def find_unknown(
         self, tenant: str, documents: Sequence[DocumentRef]
     ) -> tuple[DocumentRef, ...]:
         """Return the documents that are not indexed for this tenant and carry no text."""
-        return tuple(
-            each
-            for each in documents
-            if not isinstance(each, Document) and key_of(tenant, each) not in self._entries
-        )
+        refs = {key_of(tenant, e)[1]: e for e in documents if not isinstance(e, Document)}
+        unknown = [each for each in refs if (tenant, each) not in self._entries]
+        stored = await self._store.find_stored(tenant, unknown) if unknown else ()
+        return tuple(refs[each] for each in unknown if each not in stored)
 
     def _entry(self, tenant: str, document: DocumentRef) -> tuple[str, Entry]:
         """Return a document's id and entry, and start or go on to index it where that is needed."""
         # Only here is a document matched with its tenant; all other code uses the pair as a key.
         key = key_of(tenant, document)
         entry = self._entries.get(key)
-        if entry is None:
-            assert isinstance(document, Document)
-            passages = Passages(key[1], document)
+        if entry is None or (entry.is_given_up and entry.passages is None):
+            # Without a text it is one that the store has.
+            passages = Passages(key[1], document) if isinstance(document, Document) else None
             entry = self._entries[key] = Entry(passages, self._begin(key, passages))
         elif entry.is_given_up:
-            assert entry.passages is not None
             entry.indexing = self._begin(key, entry.passages, after=entry.indexing)
         self._entries.move_to_end(key)
         return key[1], entry
 
     def _begin(
-        self, key: tuple[str, str], passages: Passages, after: asyncio.Task[None] | None = None
+        self,
+        key: tuple[str, str],
+        passages: Passages | None,
+        after: asyncio.Task[None] | None = None,
     ) -> asyncio.Task[None]:
         indexing = asyncio.create_task(self._index(key, passages, after))
         indexing.add_done_callback(functools.partial(self._end, key))
@@ -344,7 +345,7 @@ class Retriever:
             del self._entries[key]
 
     async def _index(
-        self, key: tuple[str, str], passages: Passages, after: asyncio.Task[None] | None
+        self, key: tuple[str, str], passages: Passages | None, after: asyncio.Task[None] | None
     ) -> None:
         """Index a document after another task; if it is cancelled, what is embedded stays."""
         if after is not None:
@@ -352,6 +353,8 @@ class Retriever:
         entry = self._entries[key]
         async with self._store.claim(*key) as found:
             if found is None:
+                if passages is None:
+                    raise UnknownDocument("it has left the store: send its text again")
                 await self._embed(key[0], passages)
                 found = await self._store.add(*key, *passages.findable(), passages.num_tokens)
         entry.stored, entry.passages = found, None
@@ -366,9 +369,9 @@ class Retriever:
         """Drop unused documents, least recently used first, until the rest fit the cache."""
         # The last used one stays, and counts as half of the cache at most: else each question about
         # it would index it again, or the first one about another document would drop it.
-        most = max(1, self._config.cache_size // 2)
+        most = max(1, self._config.max_cached_chunks // 2)
         sizes = {key: min(entry.num_chunks, most) for key, entry in self._entries.items()}
-        excess = sum(sizes.values()) - self._config.cache_size
+        excess = sum(sizes.values()) - self._config.max_cached_chunks
         for key, entry in list(self._entries.items())[:-1]:
             if excess <= 0:
                 return

@@ -164,12 +164,13 @@ class RetrievalConfig(Frozen):
         "it also decides what 'auto' relies on. By default the embedder's own: cosine 0.3 for "
         "bge-m3, any likeness for the others, which have rules of their own for 'auto'.",
     )
-    max_cached_chunks: int | None = Field(
-        None,
+    max_cached_chunks: int = Field(
+        131_072,  # a vector store of a thousand files
         ge=1,
-        description="Chunks of attached documents kept for the next question; by default 8,192 in "
-        "the local store. A document with more than half of them counts as half. Of a server's "
-        "chunks a retriever knows so many by name, by default 65,536; they stay for store.ttl_s.",
+        description="Chunks of documents that are ready for the next question. In the local store "
+        "the default takes 0.2 GB (words of short chunks) to 1.2 GB (bge-m3) once they are there; "
+        "others are read again from its folder. A document with more than half of them counts as "
+        "half. Of a server's chunks a retriever knows so many by name; they stay for store.ttl_s.",
     )
 
     @model_validator(mode="after")
@@ -186,13 +187,6 @@ class RetrievalConfig(Frozen):
                 "raise embedder.max_length or lower chunk_tokens"
             )
         return self
-
-    @property
-    def cache_size(self) -> int:
-        """`max_cached_chunks`, or its default for the configured store."""
-        if self.max_cached_chunks is not None:
-            return self.max_cached_chunks
-        return 65_536 if isinstance(self.store, ServerStoreConfig) else 8_192
 
     def index_name(self, tokenizer: str) -> str:
         """Return a name of everything beside a text that decides its chunks and vectors."""

@@ -104,7 +104,7 @@ class RetrieverReplica:
             self._metrics.observe(times.index_ms / 1e3, (times.embed_ms + times.search_ms) / 1e3)
             yield found
         except UnknownDocument:
-            yield (await self._open()).find_unknown(tenant, documents)
+            yield await (await self._open()).find_unknown(tenant, documents)
         except RetrievalError as error:
             raise self._failure(error) from None
         finally:

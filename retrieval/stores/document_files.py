@@ -85,6 +85,10 @@ class DocumentFiles:
         self.use([key])
         return arrays
 
+    def has(self, key: DocumentKey) -> bool:
+        """Return whether a document is there."""
+        return self._path(key).exists()
+
     def write(self, key: DocumentKey, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write a document, in place of what was there.
 

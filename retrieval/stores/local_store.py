@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, fields
@@ -76,6 +76,13 @@ class LocalChunkStore:
         except BaseException:
             await self.delete(tenant, document_id)
             raise
+
+    async def find_stored(self, tenant: str, document_ids: Collection[str]) -> set[str]:
+        """Return the documents that are in memory or have files."""
+        found = {each for each in document_ids if (tenant, each) in self._documents}
+        rest = set(document_ids) - found
+        filed = await self._file(lambda files: {each for each in rest if files.has((tenant, each))})
+        return found | (filed or set())
 
     async def add(
         self,

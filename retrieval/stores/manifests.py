@@ -21,7 +21,7 @@ them. Files have their jobs, so that of those one worker claims a document here 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import NAMESPACE_URL, uuid4, uuid5
@@ -73,6 +73,21 @@ class Manifests:
             return Claimed(manifest is not None and manifest["owner"] == self._owner)
         self._expires_at[tenant, document_id] = manifest["expires_at"]
         return StoredDocument(manifest["num_chunks"], manifest["num_tokens"])
+
+    async def find_complete(self, tenant: str, document_ids: Collection[str]) -> list[str]:
+        """Return which of some documents are complete and have not expired."""
+        ids = {_point_id(tenant, each): each for each in document_ids}
+        with self._collection.errors_named():
+            points = await self._collection.client.retrieve(
+                self._collection.name, [*ids], with_payload=["state", "expires_at"]
+            )
+        now = self._clock()
+        return [
+            ids[str(each.id)]
+            for each in points
+            if (manifest := each.payload or {})["state"] == _COMPLETE
+            and manifest["expires_at"] >= now
+        ]
 
     async def renew(self, tenant: str, document_id: str) -> None:
         """Hold this retriever's claim for another `CLAIM_S` seconds."""

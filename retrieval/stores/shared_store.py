@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Self
 
@@ -129,6 +129,12 @@ class SharedChunkStore:
             raise
         finally:
             renewing.cancel()
+
+    async def find_stored(self, tenant: str, document_ids: Collection[str]) -> set[str]:
+        """Return the documents that are complete."""
+        named = {self._document_key(each): each for each in document_ids}
+        async with self._server():
+            return {named[each] for each in await self._manifests.find_complete(tenant, named)}
 
     async def add(
         self,

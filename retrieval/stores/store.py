@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -52,6 +52,10 @@ class ChunkStore(Protocol):
         Others wait for the one retriever that has the claim. A retriever that dies loses its
         claims. If the block fails, the document counts as not stored.
         """
+        ...
+
+    async def find_stored(self, tenant: str, document_ids: Collection[str]) -> set[str]:
+        """Return which of some documents are stored, in memory or elsewhere."""
         ...
 
     async def add(

@@ -215,6 +215,18 @@ async def test_many_documents_are_searched_as_one_by_one(space):
     await local.close()
 
 
+async def test_a_store_says_which_documents_it_has(stores, space):
+    rng = np.random.default_rng(0)
+    for store in stores:
+        for document in "de":
+            await store.add(
+                "a", document, chunks_of(document, 1), [random_embedding(space, rng)], 1
+            )
+        await store.delete("a", "e")
+        assert await store.find_stored("a", ["d", "e", "f"]) == {"d"}
+        assert await store.find_stored("b", ["d"]) == set()
+
+
 async def test_chunks_are_listed_in_pages(stores, space):
     rng = np.random.default_rng(0)
     chunks = chunks_of("d", 7)

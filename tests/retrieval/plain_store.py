@@ -20,6 +20,9 @@ class PlainChunkStore:
     async def claim(self, tenant, document_id):
         yield self.stored.get((tenant, document_id))
 
+    async def find_stored(self, tenant, document_ids):
+        return {each for each in document_ids if (tenant, each) in self.stored}
+
     async def add(self, tenant, document_id, chunks, embeddings, num_tokens):
         self.documents[tenant, document_id] = list(zip(chunks, embeddings, strict=True))
         self.stored[tenant, document_id] = StoredDocument(len(chunks), num_tokens)
