@@ -27,6 +27,7 @@ from typing import Protocol
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from library.files.deletions import Traces, is_pending
+from library.files.stored_documents import chunk_tokens_of
 from library.files.stored_files import layout_of, original_of, text_of
 from library.jobs import LEASE_S, Jobs
 from library.library_access import Library
@@ -248,14 +249,16 @@ class Ingestion:
             await self._jobs.postpone(job, _UNREAD_S)
             return
         text = ""
-        if file is not None and file.status == "processed" and is_wanted:
+        if file is not None and file.status == "processed" and entry is not None and is_wanted:
             text = (await self._library.blobs.read(text_of(file.id))).decode()
             if self._index is not None:
 
                 def tell(reading: Reading) -> None:
                     job.num_done, job.num_all = reading.num_read, reading.num_all
 
-                await self._index.index(job.tenant, Document(file.filename, text), tell)
+                cut = chunk_tokens_of(entry.chunking)  # as searches in the store name it
+                document = Document(file.filename, text, chunk_tokens=cut)
+                await self._index.index(job.tenant, document, tell)
         async with self._library.database.write() as session:
             if not await self._jobs.finish(session, job) or not is_wanted or file is None:
                 return

@@ -121,7 +121,7 @@ class StoredDocuments:
                     each.filename,
                     each.digest,
                     each.num_chars,
-                    chunk_tokens=_chunk_tokens(each.chunking),
+                    chunk_tokens=chunk_tokens_of(each.chunking),
                 ),
                 each.attributes,
             )
@@ -139,7 +139,7 @@ class StoredDocuments:
         entry = await self._stores.get_file(tenant, store_id, file_id)
         row = await self._files.get(tenant, file_id)
         if entry.status == "completed":
-            ref = replace(ref_of(row), chunk_tokens=_chunk_tokens(entry.chunking))
+            ref = replace(ref_of(row), chunk_tokens=chunk_tokens_of(entry.chunking))
             return StoredText(row.id, ref, entry.attributes)
         ref_of(row)  # which raises if the file cannot be read
         raise DocumentNotReady(f"{row.filename!r} ({row.id}) is {entry.status}.", "file_id")
@@ -259,7 +259,7 @@ def _with_distinct_names(
     return tuple(found)
 
 
-def _chunk_tokens(chunking: Mapping[str, Any]) -> int | None:
+def chunk_tokens_of(chunking: Mapping[str, Any]) -> int | None:
     """Return the most tokens of a passage by a chunking strategy; None for the retriever's own."""
     return (chunking.get("static") or {}).get("max_chunk_size_tokens")
 

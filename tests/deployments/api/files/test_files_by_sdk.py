@@ -73,6 +73,7 @@ class World:
         self.access = LibraryAccess(LibraryConfig(folder=folder, **config))
         self.service = Searching(self.access)
         self.has_servers = "database" in config
+        self.index = FakeIndex()
         keys = [ApiKey(tenant=each, sha256=hash_key(f"sk-{each}")) for each in "ab"]
         self.config = ApiConfig(model="m", keys=keys)
         self.app = Ingress(self.service, self.config, library=self.access)
@@ -84,7 +85,7 @@ class World:
         )
 
     async def ingest(self) -> None:
-        await Ingestion(await self.access.get(), FakeIndex()).drain()
+        await Ingestion(await self.access.get(), self.index).drain()
 
     async def upload(self, text: str = TEXT, name: str = "doors.txt", tenant: str = "a") -> str:
         file = (name, io.BytesIO(text.encode()))
@@ -316,6 +317,9 @@ class TestVectorStores:
         await world.ingest()
         file = await client.vector_stores.files.retrieve(file_id, vector_store_id=store.id)
         assert file.chunking_strategy.static.chunk_overlap_tokens == 0
+        (found,) = await (await world.access.get()).documents.find_in_store("a", store.id)
+        (indexed,) = world.index.documents.values()
+        assert indexed.ref == found.ref  # else a search would index it again
         path = f"/vector_stores/{store.id}/files/{file_id}/chunks"
         whole = await client.get(path, cast_to=dict[str, Any])
         chunks = whole["data"]
