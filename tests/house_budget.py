@@ -44,8 +44,8 @@ def measure(root: Path = ROOT) -> Measures:
         for path in sorted((root / package).rglob("*.py"))
     }
     trees = {path: ast.parse(source) for path, source in sources.items()}
-    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
-    classes = [node.name.strip("_") for node in nodes if isinstance(node, ast.ClassDef)]
+    nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
+    classes = [node.name.strip("_") for _, node in nodes if isinstance(node, ast.ClassDef)]
     modules = [Path(path).stem for path in sources if not path.endswith("__.py")]
     folders = sorted({str(Path(path).parent) for path in sources})
     houses = {
@@ -64,12 +64,11 @@ def measure(root: Path = ROOT) -> Measures:
             "circles": sum(len(house.circles) for house in houses.values()),
             "repeated_class_names": _count_repeated(classes),
             "repeated_module_names": _count_repeated(modules),
-            "functions_named_by_participles": sum(map(is_named_by_participle, nodes)),
+            "functions_named_by_participles": sum(is_named_by_participle(node) for _, node in nodes),
             "private_imports_of_ray": sum(
                 _is_private_import_of_ray(node)
-                for path, tree in trees.items()
+                for path, node in nodes
                 if path != PRIVATE_PARTS
-                for node in ast.walk(tree)
             ),
         },
         "rooms": {folder: len(house.imports) for folder, house in houses.items() if house.imports},

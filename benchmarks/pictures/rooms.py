@@ -12,7 +12,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,17 @@ class House:
 
 def imported(package: str, source: str) -> set[str]:
     """Return the top-level names of the package that a module imports by absolute imports."""
+    inside = package + "."
+    names = _imported_names(source)
+    return {name.removeprefix(inside).split(".")[0] for name in names if name.startswith(inside)}
+
+
+@cache  # a module is read for its room, for the room around that, and so on
+def _imported_names(source: str) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    inside = package + "."
-    return {name.removeprefix(inside).split(".")[0] for name in names if name.startswith(inside)}
+    return names
