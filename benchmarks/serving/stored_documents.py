@@ -26,7 +26,7 @@ from rapid.embedded.generator import generate_document
 
 MODES = ("plain", "auto")
 CHUNK_TOKENS = 100  # the shortest that OpenAI's API knows
-OF_A_FILE = 100  # chunks
+FILE_TOKENS = 10_000
 AT_ONCE = 20  # files that are uploaded before the first of them is waited for
 LOOK_S = 0.02
 
@@ -123,25 +123,37 @@ def measure_prefill(
     return found
 
 
+def list_chunks(client: httpx.Client, path: str) -> list[dict[str, Any]]:
+    """Return all passages of a file, page by page."""
+    found: list[dict[str, Any]] = []
+    while True:
+        after = {"after": found[-1]["id"]} if found else {}
+        page = client.get(path, params={"limit": 100} | after).raise_for_status().json()
+        found += page["data"]
+        if not page["has_more"]:
+            return found
+
+
 def measure_store(client: httpx.Client, num_chunks: int, repeats: int) -> dict[str, list[float]]:
     """Return the seconds of searches in a store, and of lists of its files and chunks."""
     static = {"max_chunk_size_tokens": CHUNK_TOKENS, "chunk_overlap_tokens": 0}
     store = client.post("/v1/vector_stores", json={"name": "large"}).raise_for_status().json()["id"]
-    path, in_store, files = f"/v1/vector_stores/{store}", 0, list[str]()
-    while in_store < num_chunks:
-        document = generate_document(f"large {len(files)}", OF_A_FILE * CHUNK_TOKENS)
+    path, files, of_a_file = f"/v1/vector_stores/{store}", list[str](), num_chunks
+    while len(files) * of_a_file < num_chunks:
+        document = generate_document(f"large {len(files)}", FILE_TOKENS)
         files.append(upload(client, f"large {len(files)}.txt", document.text))
         sent = {"file_id": files[-1], "chunking_strategy": {"type": "static", "static": static}}
         client.post(f"{path}/files", json=sent).raise_for_status()
-        in_store += OF_A_FILE
-        if not len(files) % AT_ONCE or in_store >= num_chunks:
-            for each in files[-AT_ONCE:]:
-                wait_for(client, f"{path}/files/{each}", "status", "completed")
-    listed = client.get(f"{path}/files/{files[0]}/chunks", params={"limit": 100}).json()
+        if len(files) % AT_ONCE == 1:
+            wait_for(client, f"{path}/files/{files[-1]}", "status", "completed")
+        if len(files) == 1:
+            of_a_file = len(list_chunks(client, f"{path}/files/{files[0]}/chunks"))
+    for each in files[-AT_ONCE:]:
+        wait_for(client, f"{path}/files/{each}", "status", "completed")
+    listed = list_chunks(client, f"{path}/files/{files[0]}/chunks")
     found: dict[str, list[float]] = {"search": [], "list files": [], "list chunks": []}
     for repeat in range(repeats):
-        place = repeat * 7 % len(listed["data"])
-        query = listed["data"][place]["content"][0]["text"][:200]
+        query = listed[repeat * 7 % len(listed)]["content"][0]["text"][:200]
         asked = {
             "search": ("POST", f"{path}/search", {"json": {"query": query}}),
             "list files": ("GET", f"{path}/files", {"params": {"limit": 100}}),
