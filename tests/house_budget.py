@@ -44,8 +44,9 @@ def measure(root: Path = ROOT) -> Measures:
         for path in sorted((root / package).rglob("*.py"))
     }
     trees = {path: ast.parse(source) for path, source in sources.items()}
-    nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
-    classes = [node.name.strip("_") for _, node in nodes if isinstance(node, ast.ClassDef)]
+    walked = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
+    nodes = [node for _, node in walked]
+    classes = [node.name.strip("_") for node in nodes if isinstance(node, ast.ClassDef)]
     modules = [Path(path).stem for path in sources if not path.endswith("__.py")]
     folders = sorted({str(Path(path).parent) for path in sources})
     houses = {
