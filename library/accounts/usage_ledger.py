@@ -15,6 +15,7 @@ Grouping = Literal["tenant", "day", "key_id", "model"]
 GROUPINGS: tuple[Grouping, ...] = get_args(Grouping)
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _SECONDS = ("target_s", "drafter_s", "kv_byte_s")
+AGAIN = "again"  # status of what resuming an answer took: seconds, and no request or tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,15 @@ async def record_usage(database: Database, entries: Sequence[UsageEntry]) -> Non
     """Write entries; of one answer one stays, so that writing twice adds nothing.
 
     An answer has several entries when its stream broke and was resumed. That of its end stays, or
-    the larger numbers of those that have none.
+    the larger numbers of those that have none. The seconds of resuming are in entries of their own.
     """
     insert = database.insert(UsageRow)
     new, old = insert.excluded, UsageRow
 
     def one_of(name: str) -> Any:
         own, other = getattr(old, name), new[name]
+        if name in _SECONDS:
+            return case((other > own, other), else_=own)
         is_other = or_(new.status == "ok", other > own)
         return case((old.status == "ok", own), (is_other, other), else_=own)
 
@@ -68,7 +71,8 @@ async def sum_usage(
     """
     columns = [getattr(UsageRow, name) for name in by]
     sums = [func.sum(getattr(UsageRow, name)).label(name) for name in (*_COUNTS, *_SECONDS)]
-    query = select(*columns, func.count().label("num_requests"), *sums)
+    num_requests = func.sum(case((UsageRow.status == AGAIN, 0), else_=1))
+    query = select(*columns, num_requests.label("num_requests"), *sums)
     query = query.where(UsageRow.day.between(first, last))
     if tenant is not None:
         query = query.where(UsageRow.tenant == tenant)

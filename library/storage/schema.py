@@ -313,7 +313,8 @@ class UsageRow(Base):
             tenant's answers before it took without saying so, as one that was left, is in it.
         drafter_s: The same of the drafter's.
         kv_byte_s: Bytes of KV by the seconds for which they were held, on all engines.
-        status: ``ok``, ``failed``, or ``left`` where the caller did not wait for the end.
+        status: ``ok``, ``failed``, or ``left`` where the caller did not wait for the end; ``again``
+            where a row has what resuming another's answer took, and is no request.
     """
 
     __tablename__ = "usage"

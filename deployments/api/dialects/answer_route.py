@@ -89,7 +89,7 @@ class AnswerRoute:
             event_id = request.headers.get("last-event-id")
             cursor = Cursor.of_event(event_id, sent) if event_id else Cursor.first(sent)
             sent = replace(sent, weight=self._admission.shares.weight(tenant))
-            record.answer_id = cursor.answer_id
+            record.answer_id, record.resumes = cursor.answer_id, bool(event_id)
             longest = sent.max_tokens
             if longest is None:
                 longest = config.card_of(sent.model).default_max_tokens

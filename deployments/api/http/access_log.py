@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect
@@ -22,7 +24,7 @@ from deployments.api.http.error_responses import http_error
 from deployments.api.http.event_feed import ClientLeft
 from library.accounts.books import Accounts
 from library.accounts.callers import Caller
-from library.accounts.usage_ledger import UsageEntry
+from library.accounts.usage_ledger import AGAIN, UsageEntry
 from rapid import errors
 from rapid.events import ChoiceDelta, Finished, GenerationEvent, Started
 from rapid.messages import utc_day
@@ -67,6 +69,7 @@ class RequestRecord:
 
     Attributes:
         answer_id: The id of the answer in the ledger; None until one is to be begun.
+        resumes: Whether the answer was begun by an earlier request, whose stream broke.
     """
 
     def __init__(self, request_id: str, caller: Caller, model: str | None, clock: Clock) -> None:
@@ -74,6 +77,7 @@ class RequestRecord:
         self.request_id, self.model = request_id, model
         self.tenant, self.key_id = caller.tenant, caller.key_id
         self.answer_id: str | None = None
+        self.resumes = False
         self.reservation: Reservation | None = None
         self.most_tokens = 0  # of the answer, over all choices
         self.told = Usage(0, 0)
@@ -202,7 +206,8 @@ class AccessLog:
         if record.reservation is not None:
             record.reservation.settle(sum(record.told) if outcome == "left" else None)
         if self._accounts is not None and record.answer_id and record.mode is not None:
-            self._accounts.note(_entry(record, record.answer_id, outcome))
+            for entry in _entries(record, record.answer_id, outcome):
+                self._accounts.note(entry)
         first_text_s = None if record.first_text is None else record.first_text - record.began
         fields = {
             "tenant": record.tenant,
@@ -238,17 +243,17 @@ def _usage(receipt: Receipt) -> Usage:
     return Usage(receipt.prompt_tokens, sum(each.completion_tokens for each in receipt.choices))
 
 
-def _entry(record: RequestRecord, answer_id: str, status: str) -> UsageEntry:
-    """Return the entry of the ledger.
+def _entries(record: RequestRecord, answer_id: str, status: str) -> Iterator[UsageEntry]:
+    """Yield the entries of the ledger.
 
     Of an answer whose caller left, it has what was told of it: its prompt, and its tokens up to the
-    last delta. Of one at which the server failed, nothing.
+    last delta. Of one at which the server failed, nothing. What resuming one took is apart.
     """
     receipt = record.receipt
     usage = record.told if status == "left" else Usage(0, 0)
     if receipt is not None:
         usage = _usage(receipt)
-    return UsageEntry(
+    entry = UsageEntry(
         request_id=answer_id,
         tenant=record.tenant,
         key_id=record.key_id,
@@ -262,6 +267,11 @@ def _entry(record: RequestRecord, answer_id: str, status: str) -> UsageEntry:
         kv_byte_s=receipt.kv_byte_s if receipt else 0.0,
         status=status,
     )
+    if record.resumes:
+        none: Any = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
+        yield replace(entry, request_id=f"{answer_id}+{secrets.token_hex(8)}", status=AGAIN, **none)
+        entry = replace(entry, target_s=0.0, drafter_s=0.0, kv_byte_s=0.0)
+    yield entry
 
 
 def _stages(receipt: Receipt | None) -> dict[str, float]:

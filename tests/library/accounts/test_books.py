@@ -13,7 +13,7 @@ from library.accounts import books
 from library.accounts.api_keys import create_key
 from library.accounts.books import Accounts
 from library.accounts.tenant_limits import read_limits, write_limits
-from library.accounts.usage_ledger import UsageEntry, record_usage, sum_usage
+from library.accounts.usage_ledger import AGAIN, UsageEntry, record_usage, sum_usage
 from library.storage.database import Database
 from library.storage.schema import UsageRow
 from rapid.errors import LibraryUnavailable
@@ -74,6 +74,21 @@ async def test_the_end_of_an_answer_stays(database: Database):
         assert (found["prompt_tokens"], found["completion_tokens"]) == expected
         async with database.write() as session:
             await session.execute(delete(UsageRow))
+
+
+@pytest.mark.parametrize("is_end_first", [True, False])
+async def test_what_resuming_took_is_added_and_is_no_request(
+    database: Database, is_end_first: bool
+):
+    none = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
+    end = replace(ENTRY, target_s=0.0, drafter_s=0.0, kv_byte_s=0.0)
+    again = replace(ENTRY, request_id="r1+1", status=AGAIN, **none)
+    entries = [end, replace(ENTRY, status="left"), again]
+    for each in entries if is_end_first else reversed(entries):
+        await record_usage(database, [each])
+    (found,) = await totals(database)
+    assert (found["num_requests"], found["prompt_tokens"]) == (1, 100)
+    assert (found["target_s"], found["kv_byte_s"]) == (2 * 0.5, 2 * 9e6)
 
 
 async def test_sums_are_of_a_tenant_and_of_days(database: Database):

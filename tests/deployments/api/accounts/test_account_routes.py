@@ -167,9 +167,10 @@ async def test_what_is_embedded_is_in_the_ledger_and_what_is_refused_is_not(door
     assert (used["prompt_tokens"], used["completion_tokens"]) == (8, 0)
 
 
-async def test_a_resumed_stream_is_counted_once_and_a_caller_s_id_hides_nothing(
-    door: AccountDoor, admin: str
-):
+async def test_a_resumed_stream_is_counted_once_and_a_caller_s_id_hides_nothing(database: Database):
+    """Its tokens, that is: the engines computed it as often as it was asked for."""
+    used = replace(receipt(), target_s=0.5, drafter_s=0.25)
+    door = AccountDoor(database, STARTED, TextDelta(0, "Hello"), Finished(used))
     key = await door.key()
     body = {"stream": True}
     for _ in range(2):
@@ -181,6 +182,7 @@ async def test_a_resumed_stream_is_counted_once_and_a_caller_s_id_hides_nothing(
     await door.accounts.write_usage()
     (own,) = (await door.send("GET", "/v1/usage", key)).json()["data"]
     assert (own["num_requests"], own["completion_tokens"]) == (2, 16)
+    assert (own["target_s"], own["drafter_s"]) == (5 * 0.5, 5 * 0.25)
 
 
 async def test_an_answer_that_its_caller_left_costs_what_was_told(database: Database):
