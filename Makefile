@@ -6,7 +6,7 @@ BIN := .venv/bin
 CONFIG ?= cluster/configs/with-own-text.yaml --fallback serve_config.yaml
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: install lint check test test-slow test-gpu test-mutants test-security test-clients test-console test-compliance test-faults test-faults-quick test-faults-nodes run stop bench bench-quick bench-fairness eval eval-quick eval-text table-1 manifests docs test-dashboard clean
+.PHONY: install lint check test test-slow test-gpu test-mutants test-security test-clients test-console test-compliance test-faults test-faults-quick test-faults-nodes test-kills run stop bench bench-quick bench-fairness eval eval-quick eval-text table-1 manifests docs test-dashboard clean
 
 install: .venv/.installed
 
@@ -67,6 +67,9 @@ test-faults-quick: install  # within five minutes; the faults that any change mu
 
 test-faults-nodes: install  # ten minutes, as root on Linux; several nodes in namespaces of their own
 	$(BIN)/python -m tests.faults --nodes --out benchmarks/results/faults-nodes.md
+
+test-kills: install  # a quarter of an hour, on Linux; kills everything twenty times while files are uploaded
+	$(BIN)/python -m tests.faults.kills
 
 run: install         # until Ctrl-C or `make stop`
 	@$(BIN)/rapid serve $(CONFIG)

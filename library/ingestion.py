@@ -233,8 +233,8 @@ class Ingestion:
             job.num_done, job.num_all = num_done, num_all
 
         config = self._library.config
-        with tempfile.TemporaryDirectory(prefix="rapid-file-") as folder:
-            path = Path(folder, "original")
+        with tempfile.TemporaryFile() as copy:  # without a name: a crash leaves nothing of it
+            path = Path(f"/dev/fd/{copy.fileno()}")
             await self._library.blobs.download(original_of(file.id), path)
             parse = self._readers.parse_file
             return await parse(path, file.filename, config.parsing_limits, tell)

@@ -85,6 +85,7 @@ FOR_HELP = {
     "tests.console": "needs a browser",
     "tests.dashboard": "needs Prometheus",
     "tests.faults": _MINUTES,
+    "tests.faults.kills": _MINUTES,
     "tests.mutants": _MINUTES,
     "tests.security": _MINUTES,
 }

@@ -1,6 +1,7 @@
 """The bytes of files, by name, in a folder or an object store (https://developmentseed.org/obstore).
 
-Names have the form ``kind/id``. What is put is whole or absent, also after a crash.
+Names have the form ``kind/id``. What is put is whole or absent, also after a crash. In a folder a
+crash may leave a part of it, as ``kind/id#1``: it is listed, and deleted by this name or its own.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ class BlobFacts(NamedTuple):
 class Blobs:
     """Bytes by name."""
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    def __init__(self, store: Any, folder: Path | None = None) -> None:
+        self._store, self._folder = store, folder
 
     @classmethod
     def in_folder(cls, folder: Path) -> Blobs:
         """Return the blobs in a folder, which is made if it is not there."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return cls(LocalStore(folder.absolute(), automatic_cleanup=False))
+        return cls(LocalStore(folder.absolute(), automatic_cleanup=False), folder)
 
     @classmethod
     def at(cls, url: str) -> Blobs:
@@ -109,8 +110,11 @@ class Blobs:
         """Delete names; those that are not there are passed over."""
         with _errors_named():
             for name in names:
-                with suppress(FileNotFoundError):
-                    await obstore.delete_async(self._store, name)
+                for part in self._find_parts(name):
+                    part.unlink(missing_ok=True)
+                if "#" not in name:
+                    with suppress(FileNotFoundError):
+                        await obstore.delete_async(self._store, name)
 
     async def list_blobs(self, prefix: str = "") -> list[BlobFacts]:
         """Return all blobs whose names begin with a folder."""
@@ -121,7 +125,16 @@ class Blobs:
                     BlobFacts(each["path"], each["size"], each["last_modified"].timestamp())
                     for each in part
                 ]
+        for path in self._find_parts(f"{prefix or '*'}/*"):
+            with suppress(FileNotFoundError):  # it was complete meanwhile
+                facts, name = path.stat(), f"{path.parent.name}/{path.name}"
+                found.append(BlobFacts(name, facts.st_size, facts.st_mtime))
         return found
+
+    def _find_parts(self, name: str) -> list[Path]:
+        """Return the parts that crashes left of a name or pattern; the store itself hides them."""
+        pattern = name if "#" in name else f"{name}#*"
+        return [*self._folder.glob(pattern)] if self._folder else []
 
 
 @contextmanager

@@ -217,7 +217,7 @@ class Service:
         sizes = {name: pool.min_replicas for name, pool in self._deployed.pools.items()}
         return (
             healthy
-            and not any(map(_is_alive, self._struck))
+            and not any(map(is_alive, self._struck))
             and all(
                 deployment.status == "HEALTHY"
                 and deployment.replica_states == {"RUNNING": sizes[name.lower()]}
@@ -294,7 +294,8 @@ def is_healthy(url: str) -> bool:
     return httpx.get(f"{url}/-/healthz", timeout=2).status_code == 200
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process has not ended, unless only its parent does not know that yet."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -8,6 +8,7 @@ import random
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -35,6 +36,23 @@ async def test_bytes_that_nobody_was_told_of_are_found_and_deleted(library: Libr
     assert await verify(library, young_s=0) == expected
     assert await verify(library, young_s=0, repairs=True) == expected
     assert await verify(library, young_s=0) == []
+
+
+async def test_what_a_crash_left_in_the_folder_is_found_and_goes_with_its_file(tmp_path: Path):
+    library = await Library.open(LibraryConfig(folder=tmp_path))
+    file = await library.files.add("a", "n.txt", "user_data", io.BytesIO(b"text"))
+    part = tmp_path / "files" / f"{original_of(file.id)}#1"
+    deletions = (
+        partial(verify, library, young_s=0, repairs=True),
+        partial(library.deletions.delete_bytes, file.id),
+    )
+    for delete_it in deletions:
+        part.write_bytes(b"te")
+        found = await verify(library, young_s=0)
+        assert found == [Discrepancy("bytes without a file", f"{original_of(file.id)}#1")]
+        await delete_it()
+        assert not part.exists()
+    await library.close()
 
 
 async def test_a_file_whose_bytes_are_gone_says_so(library: Library):

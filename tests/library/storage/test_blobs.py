@@ -45,6 +45,19 @@ async def test_what_is_put_is_read_listed_and_deleted(blobs: Blobs, tmp_path: Pa
     ]
 
 
+async def test_parts_that_a_crash_left_are_listed_and_deleted(tmp_path: Path):
+    blobs = Blobs.in_folder(tmp_path)
+    for name in ("texts/a", "texts/b", "layouts/a"):
+        await blobs.put(name, b"whole")
+        (tmp_path / f"{name}#1").write_bytes(b"part")
+    parts = {"texts/a#1": 4, "texts/b#1": 4, "texts/a": 5, "texts/b": 5}
+    assert {each.name: each.num_bytes for each in await blobs.list_blobs("texts")} == parts
+    await blobs.delete(["texts/a", "texts/b#1"])
+    left = {f"{place}/{name}" for place, _, names in os.walk(tmp_path) for name in names}
+    assert left == {f"{tmp_path}/{each.name}" for each in await blobs.list_blobs()}
+    assert {each.rpartition("/")[2] for each in left} == {"b", "a", "a#1"}
+
+
 async def test_what_is_not_there_is_not_found(blobs: Blobs, tmp_path: Path):
     for reading in (blobs.read("texts/none"), blobs.download("texts/none", tmp_path / "copy")):
         with pytest.raises(FileNotFoundError):
