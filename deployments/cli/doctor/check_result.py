@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Mark = Literal["ok", "warning", "error"]
@@ -14,16 +14,31 @@ class CheckResult:
     """The result of a check.
 
     Attributes:
-        check: The name of the check.
+        check: The name of the check, as the checklist has it.
         mark: How bad it is.
         fact: What was found, in a sentence without its full stop.
         mend: The command that mends it, or what to change; empty where nothing is to be done.
     """
 
-    check: str
+    check: str = field(default="", kw_only=True)
     mark: Mark
     fact: str
     mend: str = ""
+
+
+def approve(fact: str) -> CheckResult:
+    """Return that all is well."""
+    return CheckResult("ok", fact)
+
+
+def warn(fact: str, mend: str) -> CheckResult:
+    """Return that it works, but perhaps badly."""
+    return CheckResult("warning", fact, mend)
+
+
+def refuse(fact: str, mend: str = "") -> CheckResult:
+    """Return that it cannot work."""
+    return CheckResult("error", fact, mend)
 
 
 def say_size(num_bytes: float) -> str:

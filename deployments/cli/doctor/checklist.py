@@ -5,8 +5,8 @@ Checks that wait for another machine wait at the same time, and less than three 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,24 +18,24 @@ from rapid.threads import begin
 
 Check = Callable[[Machine, Subject], CheckResult]
 
-CHECKS: tuple[Check, ...] = (
-    machine_checks.check_python,
-    configuration_checks.check_file,
-    configuration_checks.check_models,
-    machine_checks.check_memory,
-    machine_checks.check_gpus,
-    machine_checks.check_cuda,
-    machine_checks.check_load,
-    machine_checks.check_shared_memory,
-    machine_checks.check_open_files,
-    machine_checks.check_clock,
-    configuration_checks.check_port,
-    configuration_checks.check_qdrant,
-    ray_checks.check_leftovers,
-    ray_checks.check_cluster,
-    ray_checks.check_token,
-    ray_checks.check_front,
-)
+CHECKS: Mapping[str, Check] = {
+    "python": machine_checks.check_python,
+    "configuration": configuration_checks.check_file,
+    "models": configuration_checks.check_models,
+    "memory": machine_checks.check_memory,
+    "gpus": machine_checks.check_gpus,
+    "cuda": machine_checks.check_cuda,
+    "cores": machine_checks.check_load,
+    "/dev/shm": machine_checks.check_shared_memory,
+    "open files": machine_checks.check_open_files,
+    "clock": machine_checks.check_clock,
+    "port": configuration_checks.check_port,
+    "qdrant": configuration_checks.check_qdrant,
+    "ray": ray_checks.check_leftovers,
+    "cluster": ray_checks.check_cluster,
+    "ray token": ray_checks.check_token,
+    "proxy": ray_checks.check_front,
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ def examine(path: Path) -> Diagnosis:
     return diagnose(Subject.read(path), machine.result())
 
 
-def diagnose(subject: Subject, machine: Machine, checks: tuple[Check, ...] = CHECKS) -> Diagnosis:
+def diagnose(subject: Subject, machine: Machine, checks: Mapping[str, Check] = CHECKS) -> Diagnosis:
     """Run checks of a machine and a configuration, at the same time."""
-    begun = [begin(partial(check, machine, subject)) for check in checks]
-    return Diagnosis(subject, tuple(each.result() for each in begun))
+    begun = {name: begin(partial(check, machine, subject)) for name, check in checks.items()}
+    findings = (replace(each.result(), check=name) for name, each in begun.items())
+    return Diagnosis(subject, tuple(findings))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deployments.cli.addresses import why_taken
-from deployments.cli.doctor.check_result import CheckResult
+from deployments.cli.doctor.check_result import CheckResult, approve, refuse, warn
 from deployments.cli.doctor.machine import Machine
 from deployments.cli.doctor.subject import Subject
 
@@ -21,13 +21,11 @@ def check_file(_: Machine, subject: Subject) -> CheckResult:
     The tokenizers of a pair are one vocabulary, or this is where it is said.
     """
     if subject.problem:
-        return CheckResult("configuration", "error", subject.problem)
+        return refuse(subject.problem)
     for config in subject.configs.values():
         for part in config.parts.values():
             if (nodes := part.settings.pool.nodes) > 1 and not subject.joins_cluster:
-                return CheckResult(
-                    "configuration",
-                    "error",
+                return refuse(
                     f"{part.key}.pool.nodes: {nodes} needs a Ray of as many nodes, and this would "
                     "start one here",
                     "set RAY_ADDRESS to a cluster's, or leave nodes out",
@@ -35,10 +33,8 @@ def check_file(_: Machine, subject: Subject) -> CheckResult:
     models = [model for config in subject.configs.values() for model in config.served]
     names = ", ".join(repr(model.name) for model in models)
     is_pair = any(model.drafter not in (None, model.target) for model in models)
-    return CheckResult(
-        "configuration",
-        "ok",
-        f"{subject.path} serves {names}" + "; the models of a pair have one vocabulary" * is_pair,
+    return approve(
+        f"{subject.path} serves {names}" + "; the models of a pair have one vocabulary" * is_pair
     )
 
 
@@ -49,23 +45,19 @@ def check_models(_: Machine, subject: Subject) -> CheckResult:
 
     names = sorted({name for config in subject.configs.values() for name in models_of(config)})
     if not names:
-        return CheckResult("models", "ok", "none is known of")
+        return approve("none is known of")
     absent = [name for name in find_hub_names(names) if not has_weights(name)]
     if not absent:
-        return CheckResult("models", "ok", f"{len(names)} named, and all are here")
+        return approve(f"{len(names)} named, and all are here")
     fact = f"the weights of {', '.join(absent)} are not here"
     if subject.problem:  # which may be that they cannot be fetched
-        return CheckResult("models", "warning", fact, "first mend the configuration")
+        return warn(fact, "first mend the configuration")
     if is_offline() and not subject.joins_cluster:
-        return CheckResult(
-            "models",
-            "error",
+        return refuse(
             f"{fact}, and the hub cannot be asked for them",
             "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or write the path of a copy",
         )
-    return CheckResult(
-        "models",
-        "warning",
+    return warn(
         f"{fact}: the first start fetches them, which can take long",
         "; ".join(f"hf download {name}" for name in absent),
     )
@@ -76,14 +68,14 @@ def check_port(_: Machine, subject: Subject) -> CheckResult:
     from deployments.cli.server.server_process import running_pid
 
     if subject.address is None:
-        return CheckResult("port", "ok", "none is known of")
+        return approve("none is known of")
     host, port = subject.address
     if (pid := running_pid()) is not None:
-        return CheckResult("port", "ok", f"a server of this folder runs (process {pid})")
+        return approve(f"a server of this folder runs (process {pid})")
     if (problem := why_taken(host, port)) is None:
-        return CheckResult("port", "ok", f"{host}:{port} is free")
+        return approve(f"{host}:{port} is free")
     fact, _colon, mend = problem.rpartition(": ")
-    return CheckResult("port", "error", fact, mend)
+    return refuse(fact, mend)
 
 
 def check_qdrant(_: Machine, subject: Subject) -> CheckResult:
@@ -99,26 +91,22 @@ def check_qdrant(_: Machine, subject: Subject) -> CheckResult:
         if isinstance(store := served.config.retriever.retrieval.store, ServerStoreConfig)
     }
     if not stores:
-        return CheckResult("qdrant", "ok", "no server is used")
+        return approve("no server is used")
     told = []
     for address, store in stores.items():
         try:
             version = _version_of(store)
         except Exception as error:  # of the HTTP client, or of what answers in its place
-            return CheckResult(
-                "qdrant",
-                "warning",
+            return warn(
                 f"{address} does not answer as Qdrant does ({first_line(error)}), and without it "
                 "nothing is retrieved",
                 "start it, or correct retrieval.store.url and its api_key_env",
             )
         if tuple(map(int, version.split(".")[:2])) < OLDEST_QDRANT:
             least = ".".join(map(str, OLDEST_QDRANT))
-            return CheckResult(
-                "qdrant", "error", f"{address} is Qdrant {version}", f"upgrade it to {least}"
-            )
+            return refuse(f"{address} is Qdrant {version}", f"upgrade it to {least}")
         told.append(f"{address} is Qdrant {version}")
-    return CheckResult("qdrant", "ok", ", ".join(told))
+    return approve(", ".join(told))
 
 
 def _version_of(store: ServerStoreConfig) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from deployments.cli.doctor.check_result import CheckResult, say_size
+from deployments.cli.doctor.check_result import CheckResult, approve, refuse, say_size, warn
 from deployments.cli.doctor.machine import Machine
 from deployments.cli.doctor.subject import Subject
 
@@ -24,24 +24,18 @@ def check_python(machine: Machine, _: Subject) -> CheckResult:
     version = ".".join(map(str, machine.python))
     fact = f"Python {version} on {machine.platform}"
     if machine.python < _LEAST_PYTHON:
-        return CheckResult(
-            "python", "error", f"{fact} is too old", "make PYTHON=python3.11 install"
-        )
+        return refuse(f"{fact} is too old", "make PYTHON=python3.11 install")
     if not machine.platform.startswith(_SYSTEMS):
-        return CheckResult(
-            "python", "warning", f"{fact}, where nothing was tried", "use Linux or macOS"
-        )
-    return CheckResult("python", "ok", fact)
+        return warn(f"{fact}, where nothing was tried", "use Linux or macOS")
+    return approve(fact)
 
 
 def check_load(machine: Machine, _: Subject) -> CheckResult:
     """Check that the cores are free enough for Ray, which gives its start 30 s."""
     fact = f"{machine.num_cores} cores, {machine.load:.1f} processes want to run"
     if machine.load <= _MOST_LOAD * machine.num_cores:
-        return CheckResult("cores", "ok", fact)
-    return CheckResult(
-        "cores",
-        "warning",
+        return approve(fact)
+    return warn(
         f"{fact}: Ray may give up, as it has 30 s to start",
         "see `top`, and wait until the load has fallen",
     )
@@ -55,13 +49,13 @@ def check_memory(machine: Machine, subject: Subject) -> CheckResult:
 
     free = f"{say_size(machine.free_memory)} are free"
     if subject.problem:
-        return CheckResult("memory", "ok", f"{free}; what is needed is not known")
+        return approve(f"{free}; what is needed is not known")
     needs = [need for config in subject.configs.values() for need in cpu_needs(config)]
     if not subject.joins_cluster:
         try:
             check_fits(needs, "this machine", machine.free_memory)
         except ConfigurationError as error:
-            return CheckResult("memory", "error", str(error))
+            return refuse(str(error))
     engines = sum(need.total for _, need in needs)
     num_replicas = sum(max(1, pool.min_replicas) for pool in subject.pools) + _SERVE_PROCESSES
     num_engines = sum(
@@ -75,23 +69,19 @@ def check_memory(machine: Machine, subject: Subject) -> CheckResult:
         f"processes about {say_size(processes)} beside it"
     )
     if engines + processes > machine.free_memory and not subject.joins_cluster:
-        return CheckResult(
-            "memory", "warning", fact, "end other programs, or lower kv_cache_tokens"
-        )
-    return CheckResult("memory", "ok", fact)
+        return warn(fact, "end other programs, or lower kv_cache_tokens")
+    return approve(fact)
 
 
 def check_shared_memory(machine: Machine, _: Subject) -> CheckResult:
     """Check that Ray's objects have room in /dev/shm; else Ray puts them on the disk."""
     if machine.shm_free is None:
-        return CheckResult("/dev/shm", "ok", "there is none, and Ray takes a folder")
+        return approve("there is none, and Ray takes a folder")
     wanted = min(_SHARE_OF_STORE * machine.free_memory, _MOST_STORE)
     fact = f"{say_size(machine.shm_free)} are free, Ray wants {say_size(wanted)}"
     if machine.shm_free >= wanted:
-        return CheckResult("/dev/shm", "ok", fact)
-    return CheckResult(
-        "/dev/shm",
-        "warning",
+        return approve(fact)
+    return warn(
         f"{fact}, and takes a folder of /tmp instead, which is slower",
         "docker run --shm-size 10g, or mount -o remount,size=10G /dev/shm",
     )
@@ -100,10 +90,8 @@ def check_shared_memory(machine: Machine, _: Subject) -> CheckResult:
 def check_open_files(machine: Machine, _: Subject) -> CheckResult:
     """Check how many files and connections one process may have; Ray raises it to the most."""
     if machine.open_files >= _LEAST_OPEN_FILES:
-        return CheckResult("open files", "ok", f"{machine.open_files:,.0f} for each process")
-    return CheckResult(
-        "open files",
-        "warning",
+        return approve(f"{machine.open_files:,.0f} for each process")
+    return warn(
         f"{machine.open_files:,.0f} for each process: connections may be refused under load",
         f"ulimit -Hn {_LEAST_OPEN_FILES}",
     )
@@ -118,13 +106,11 @@ def check_gpus(machine: Machine, subject: Subject) -> CheckResult:
     names = ", ".join(f"{gpus.names.count(name)} x {name}" for name in dict.fromkeys(gpus.names))
     fact = f"the pools reserve {wanted:g} GPUs, and there are {names or 'none'}"
     if not wanted:
-        return CheckResult("gpus", "ok", f"no pool reserves one, and there are {names or 'none'}")
+        return approve(f"no pool reserves one, and there are {names or 'none'}")
     if subject.joins_cluster:
-        return CheckResult("gpus", "ok", f"the pools reserve {wanted:g} GPUs of the cluster")
+        return approve(f"the pools reserve {wanted:g} GPUs of the cluster")
     if wanted > len(gpus.names):
-        return CheckResult(
-            "gpus",
-            "error",
+        return refuse(
             fact,
             "write one for what is here (rapid init), or set RAY_ADDRESS to a cluster with more",
         )
@@ -132,15 +118,13 @@ def check_gpus(machine: Machine, subject: Subject) -> CheckResult:
         for config in subject.configs.values():
             for name, need in gpu_needs(config):
                 if need.total > min(gpus.memory):
-                    return CheckResult(
-                        "gpus",
-                        "error",
+                    return refuse(
                         f"{name} needs {say_size(need.total)} on each of its GPUs, which have "
                         f"{say_size(min(gpus.memory))}",
                         "lower kv_cache_tokens, or raise tensor_parallel and num_gpus; `rapid "
                         "plan` says what fits",
                     )
-    return CheckResult("gpus", "ok", fact)
+    return approve(fact)
 
 
 def check_cuda(machine: Machine, subject: Subject) -> CheckResult:
@@ -151,29 +135,22 @@ def check_cuda(machine: Machine, subject: Subject) -> CheckResult:
     driver = f"the driver {gpus.driver} runs CUDA {'.'.join(map(str, gpus.driver_cuda))}"
     fact = f"torch is built {ours}" + f", {driver}" * bool(gpus.driver)
     if not is_wanted:
-        return CheckResult("cuda", "ok", f"{fact}; no pool here needs it")
+        return approve(f"{fact}; no pool here needs it")
     if built is None:
-        return CheckResult(
-            "cuda",
-            "error",
-            fact,
-            "install the CUDA build of the torch version in constraints.txt into .venv",
+        return refuse(
+            fact, "install the CUDA build of the torch version in constraints.txt into .venv"
         )
     if gpus.driver_cuda and built[:1] > gpus.driver_cuda[:1]:
-        return CheckResult(
-            "cuda", "error", fact, "update NVIDIA's driver, or install a torch for an older CUDA"
-        )
-    return CheckResult("cuda", "ok", fact)
+        return refuse(fact, "update NVIDIA's driver, or install a torch for an older CUDA")
+    return approve(fact)
 
 
 def check_clock(machine: Machine, _: Subject) -> CheckResult:
     """Check that the clock is not before this program's files: keys and certificates have times."""
     moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(machine.now))
     if machine.now >= machine.newest_file:
-        return CheckResult("clock", "ok", moment)
-    return CheckResult(
-        "clock",
-        "warning",
+        return approve(moment)
+    return warn(
         f"it is {moment} here, which is before this program was installed",
         "timedatectl set-ntp true",
     )

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from deployments.cli import serving
-from deployments.cli.doctor.check_result import CheckResult
+from deployments.cli.doctor.check_result import refuse
 from deployments.cli.doctor.checklist import CHECKS, Diagnosis, diagnose
 from deployments.cli.doctor.machine import Machine
 from tests.deployments.cli.command import rapid
@@ -33,8 +33,7 @@ def elsewhere(tmp_path, monkeypatch):
 def test_where_all_is_well_nothing_is_to_be_mended(elsewhere):
     diagnosis = diagnose(shipped(), HEALTHY)
     assert [each for each in diagnosis.findings if each.mark != "ok"] == []
-    assert len(diagnosis.findings) == len(CHECKS)
-    assert len({each.check for each in diagnosis.findings}) == len(CHECKS)
+    assert [each.check for each in diagnosis.findings] == [*CHECKS]
 
 
 def test_the_exit_status_is_that_of_the_worst(elsewhere, monkeypatch):
@@ -78,8 +77,8 @@ def test_a_check_that_fails_itself_says_so(elsewhere):
         raise RuntimeError("a mistake of ours")
 
     with pytest.raises(RuntimeError, match="a mistake of ours"):
-        diagnose(shipped(), HEALTHY, checks=(fail,))
-    found = diagnose(shipped(), HEALTHY, checks=(lambda *_: CheckResult("x", "error", "y"),))
+        diagnose(shipped(), HEALTHY, checks={"x": fail})
+    found = diagnose(shipped(), HEALTHY, checks={"x": lambda *_: refuse("y")})
     assert isinstance(found, Diagnosis)
     assert found.status == 2
 
