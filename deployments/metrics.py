@@ -13,7 +13,7 @@ import time
 from collections import Counter as Counts
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from typing import TypeVar
+from typing import Any
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
@@ -24,12 +24,30 @@ from rapid.messages import PrefillReceipt
 from rapid.ports import Clock
 from rapid.receipt import ChoiceStatistics, Receipt
 
-Instrument = TypeVar("Instrument", Gauge, Counter, Histogram)
-
 # Upper bounds of the histograms of times per token.
 _TOKEN_S = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0]
 # Upper bounds of the histograms of times of requests.
 _REQUEST_S = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0]
+
+
+class _Instruments:
+    """A maker of instruments with the same labels, which are set once, and perhaps others."""
+
+    def __init__(self, **labels: str) -> None:
+        self._labels = labels
+
+    def gauge(self, name: str, what: str, *others: str) -> Gauge:
+        return self._label(Gauge(name, what, (*self._labels, *others)))
+
+    def counter(self, name: str, what: str, *others: str) -> Counter:
+        return self._label(Counter(name, what, (*self._labels, *others)))
+
+    def histogram(self, name: str, what: str, boundaries: list[float] = _REQUEST_S) -> Histogram:
+        return self._label(Histogram(name, what, boundaries, (*self._labels,)))
+
+    def _label(self, instrument: Any) -> Any:
+        instrument.set_default_tags(self._labels)
+        return instrument
 
 
 class RequestMetrics:
@@ -42,86 +60,77 @@ class RequestMetrics:
     def __init__(self, model: str, *, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._num_waiting = self._num_running = 0
-
-        def gauge(name: str, what: str) -> Gauge:
-            return _label(Gauge(name, what, ("model_name",)), model)
-
-        def counter(name: str, what: str, *labels: str) -> Counter:
-            return _label(Counter(name, what, ("model_name", *labels)), model)
-
-        def histogram(name: str, what: str, boundaries: list[float]) -> Histogram:
-            return _label(Histogram(name, what, boundaries, ("model_name",)), model)
-
-        self._waiting = gauge("vllm_num_requests_waiting", "Requests that wait for their leases.")
-        self._running = gauge("vllm_num_requests_running", "Requests that are being answered.")
-        self._success = counter(
+        make = _Instruments(model_name=model)
+        self._waiting = make.gauge(
+            "vllm_num_requests_waiting", "Requests that wait for their leases."
+        )
+        self._running = make.gauge("vllm_num_requests_running", "Requests that are being answered.")
+        self._success = make.counter(
             "vllm_request_success_total", "Answers by how they ended.", "finished_reason"
         )
-        self._prompt_tokens = counter("vllm_prompt_tokens_total", "Tokens of prompts read.")
-        self._generation_tokens = counter("vllm_generation_tokens_total", "Tokens of answers.")
-        self._first_token = histogram(
-            "vllm_time_to_first_token_seconds", "From the request to its first text.", _REQUEST_S
+        self._prompt_tokens = make.counter("vllm_prompt_tokens_total", "Tokens of prompts read.")
+        self._generation_tokens = make.counter("vllm_generation_tokens_total", "Tokens of answers.")
+        self._first_token = make.histogram(
+            "vllm_time_to_first_token_seconds", "From the request to its first text."
         )
-        self._inter_token = histogram(
+        self._inter_token = make.histogram(
             "vllm_inter_token_latency_seconds", "Between two rounds of a choice.", _TOKEN_S
         )
-        self._per_token = histogram(
+        self._per_token = make.histogram(
             "vllm_request_time_per_output_token_seconds",
             "Of a request: time after the first text, by tokens of its longest answer.",
             _TOKEN_S,
         )
-        self._end_to_end = histogram(
-            "vllm_e2e_request_latency_seconds", "From the request to the end.", _REQUEST_S
+        self._end_to_end = make.histogram(
+            "vllm_e2e_request_latency_seconds", "From the request to the end."
         )
-        self._queue = histogram(
-            "vllm_request_queue_time_seconds", "Waiting for leases.", _REQUEST_S
+        self._queue = make.histogram("vllm_request_queue_time_seconds", "Waiting for leases.")
+        self._prefill = make.histogram(
+            "vllm_request_prefill_time_seconds", "Reading the target's prompt."
         )
-        self._prefill = histogram(
-            "vllm_request_prefill_time_seconds", "Reading the target's prompt.", _REQUEST_S
+        self._drafts = make.counter("vllm_spec_decode_num_drafts_total", "Blocks that were judged.")
+        self._draft_tokens = make.counter(
+            "vllm_spec_decode_num_draft_tokens_total", "Drafted tokens."
         )
-        self._drafts = counter("vllm_spec_decode_num_drafts_total", "Blocks that were judged.")
-        self._draft_tokens = counter("vllm_spec_decode_num_draft_tokens_total", "Drafted tokens.")
-        self._forced = counter(
+        self._forced = make.counter(
             "rapid_forced_tokens_total", "Drafted tokens that a grammar left no choice about."
         )
-        self._accepted = counter(
+        self._accepted = make.counter(
             "vllm_spec_decode_num_accepted_tokens_total", "Drafted tokens that were kept."
         )
-        self._accepted_at = counter(
+        self._accepted_at = make.counter(
             "vllm_spec_decode_num_accepted_tokens_per_pos_total",
             "Drafted tokens that were kept, by their place in the block.",
             "position",
         )
-        self._modes = counter(
+        self._modes = make.counter(
             "rapid_mode_total", "Requests by their mode and why they have it.", "mode", "reason"
         )
-        self._fallbacks = counter(
+        self._fallbacks = make.counter(
             "rapid_fallback_total",
             "Answers without the drafter or the text they were for.",
             "reason",
         )
-        self._failovers = counter(
+        self._failovers = make.counter(
             "rapid_failover_total", "Losses that an answer went on after.", "reason"
         )
-        self._plain_rounds = counter(
+        self._plain_rounds = make.counter(
             "rapid_plain_rounds_total", "Rounds that the target decoded alone."
         )
-        self._retrieval = histogram(
-            "rapid_retrieval_seconds", "Of a request: finding what the drafter reads.", _REQUEST_S
+        self._retrieval = make.histogram(
+            "rapid_retrieval_seconds", "Of a request: finding what the drafter reads."
         )
-        self._witness_tokens = counter(
+        self._witness_tokens = make.counter(
             "rapid_witness_prompt_tokens_total",
             "Tokens of retrieved text that the target read beside its own prompt.",
         )
-        self._witness_prefill = histogram(
-            "rapid_witness_prefill_seconds", "Of a request: reading that text.", _REQUEST_S
+        self._witness_prefill = make.histogram(
+            "rapid_witness_prefill_seconds", "Of a request: reading that text."
         )
-        self._draft = histogram(
-            "rapid_draft_seconds", "Of a request: drafting, over all rounds.", _REQUEST_S
+        self._draft = make.histogram(
+            "rapid_draft_seconds", "Of a request: drafting, over all rounds."
         )
-        self._verify = histogram(
-            "rapid_verify_seconds", "Of a request: judging and decoding.", _REQUEST_S
-        )
+        self._verify = make.histogram("rapid_verify_seconds", "Of a request: judging and decoding.")
 
     async def watch(
         self, events: AsyncGenerator[GenerationEvent]
@@ -204,21 +213,17 @@ class IngressMetrics:
 
     def __init__(self, model: str) -> None:
         """Create the instruments; `model` labels what belongs to none, as an unreadable request."""
-        labels = ("model_name",)
-        self._ends = Counter(
+        make = _Instruments(model_name=model)
+        self._ends = make.counter(
             "rapid_request_end_total",
             "Requests by how they ended, and by the cause of a refusal or failure.",
-            (*labels, "outcome", "cause"),
+            "outcome",
+            "cause",
         )
-        self._waits = Histogram(
-            "rapid_admission_wait_seconds",
-            "Waiting for a place, to be let in or refused.",
-            _REQUEST_S,
-            labels,
+        self._waits = make.histogram(
+            "rapid_admission_wait_seconds", "Waiting for a place, to be let in or refused."
         )
-        self._ready = Gauge("rapid_ready", "1 while a request would be answered.", labels)
-        for each in (self._ends, self._waits, self._ready):
-            _label(each, model)
+        self._ready = make.gauge("rapid_ready", "1 while a request would be answered.")
 
     def count_end(self, outcome: str, cause: str, model: str | None = None) -> None:
         """Count a request by its outcome and cause, both of closed sets."""
@@ -238,46 +243,38 @@ class EngineMetrics:
 
     def __init__(self, model: str, pool: str) -> None:
         """Create the instruments; the drafter's engine has the name of the answers it works for."""
-        labels = ("model_name", "pool")
-        self._usage = Gauge("vllm_kv_cache_usage_perc", "KV pages in use, 1 is all.", labels)
-        self._queries = Counter(
-            "vllm_prefix_cache_queries_total", "Prompt tokens looked for in the cache.", labels
+        make = _Instruments(model_name=model, pool=pool)
+        self._usage = make.gauge("vllm_kv_cache_usage_perc", "KV pages in use, 1 is all.")
+        self._queries = make.counter(
+            "vllm_prefix_cache_queries_total", "Prompt tokens looked for in the cache."
         )
-        self._hits = Counter(
-            "vllm_prefix_cache_hits_total", "Prompt tokens found in the cache.", labels
+        self._hits = make.counter(
+            "vllm_prefix_cache_hits_total", "Prompt tokens found in the cache."
         )
         self._totals = {  # by the status's field
-            "ahead_hits": Counter(
-                "rapid_draft_ahead_hit_total",
-                "Blocks that began with what was drafted ahead.",
-                labels,
+            "ahead_hits": make.counter(
+                "rapid_draft_ahead_hit_total", "Blocks that began with what was drafted ahead."
             ),
-            "ahead_misses": Counter(
-                "rapid_draft_ahead_miss_total", "Blocks that found that to be wrong.", labels
+            "ahead_misses": make.counter(
+                "rapid_draft_ahead_miss_total", "Blocks that found that to be wrong."
             ),
-            "steps": Counter("rapid_engine_steps_total", "Forwards.", labels),
-            "steps_s": Counter("rapid_engine_step_seconds_total", "Time of the forwards.", labels),
-            "step_calls": Counter(
-                "rapid_engine_step_calls_total", "Calls with rows in a forward.", labels
+            "steps": make.counter("rapid_engine_steps_total", "Forwards."),
+            "steps_s": make.counter("rapid_engine_step_seconds_total", "Time of the forwards."),
+            "step_calls": make.counter(
+                "rapid_engine_step_calls_total", "Calls with rows in a forward."
             ),
-            "step_tokens": Counter(
-                "rapid_engine_step_tokens_total", "Rows in the forwards.", labels
-            ),
-            "tokens_drawn": Counter("rapid_tokens_drawn_total", "Tokens drawn or judged.", labels),
-            "tokens_specified": Counter(
-                "rapid_tokens_specified_total",
-                "Of them, those that no fast form was sure of.",
-                labels,
+            "step_tokens": make.counter("rapid_engine_step_tokens_total", "Rows in the forwards."),
+            "tokens_drawn": make.counter("rapid_tokens_drawn_total", "Tokens drawn or judged."),
+            "tokens_specified": make.counter(
+                "rapid_tokens_specified_total", "Of them, those that no fast form was sure of."
             ),
         }
-        tiered = (*labels, "tier")
-        self._tier_tokens = Gauge("rapid_kv_tier_tokens", "Tokens with KV below the pool.", tiered)
-        self._tier_hits = Counter(
-            "rapid_kv_tier_hit_tokens_total", "Tokens with KV that came back from there.", tiered
+        self._tier_tokens = make.gauge(
+            "rapid_kv_tier_tokens", "Tokens with KV below the pool.", "tier"
         )
-        counters = (self._queries, self._hits, *self._totals.values(), self._tier_hits)
-        for each in (self._usage, self._tier_tokens, *counters):
-            each.set_default_tags({"model_name": model, "pool": pool})
+        self._tier_hits = make.counter(
+            "rapid_kv_tier_hit_tokens_total", "Tokens with KV that came back from there.", "tier"
+        )
         self._reported: EngineStatus | None = None
 
     def report(self, status: EngineStatus) -> None:
@@ -309,24 +306,19 @@ class RetrieverMetrics:
     """Metrics of a replica of the retriever."""
 
     def __init__(self, model: str) -> None:
-        labels = ("model_name",)
+        make = _Instruments(model_name=model)
         self._num_waiting = 0
-        self._waiting = Gauge("rapid_retriever_waiting", "Questions that wait.", labels)
-        self._indexing = Gauge("rapid_retriever_indexing", "Documents being indexed.", labels)
-        self._points = Gauge("rapid_retriever_points", "Chunks of documents in use.", labels)
-        self._away = Gauge("rapid_retriever_away", "1 while nothing can be retrieved.", labels)
-        self._index = Histogram(
-            "rapid_retriever_index_seconds", "Of a question: its documents.", _REQUEST_S, labels
+        self._waiting = make.gauge("rapid_retriever_waiting", "Questions that wait.")
+        self._indexing = make.gauge("rapid_retriever_indexing", "Documents being indexed.")
+        self._points = make.gauge("rapid_retriever_points", "Chunks of documents in use.")
+        self._away = make.gauge("rapid_retriever_away", "1 while nothing can be retrieved.")
+        self._index = make.histogram(
+            "rapid_retriever_index_seconds", "Of a question: its documents."
         )
-        self._search = Histogram(
-            "rapid_retriever_search_seconds", "Of a question: finding chunks.", _REQUEST_S, labels
+        self._search = make.histogram(
+            "rapid_retriever_search_seconds", "Of a question: finding chunks."
         )
-        self._ends = Counter(
-            "rapid_retriever_end_total", "Questions by outcome.", (*labels, "outcome")
-        )
-        gauges = (self._waiting, self._indexing, self._points, self._away)
-        for each in (*gauges, self._index, self._search, self._ends):
-            each.set_default_tags({"model_name": model})
+        self._ends = make.counter("rapid_retriever_end_total", "Questions by outcome.", "outcome")
 
     @contextmanager
     def question(self) -> Iterator[None]:
@@ -373,11 +365,6 @@ def count_accepted(choices: Sequence[ChoiceStatistics]) -> Counts[int]:
             for num_accepted, number in enumerate(counts):
                 kept.update(dict.fromkeys(range(num_accepted), number) if number else {})
     return kept
-
-
-def _label(instrument: Instrument, model: str) -> Instrument:
-    instrument.set_default_tags({"model_name": model})
-    return instrument
 
 
 def _name(model: str | None) -> dict[str, str]:
