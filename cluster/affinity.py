@@ -1,21 +1,21 @@
 """The Serve request router of the pools, a thin layer over `cluster.routing`.
 
-Every process that has a handle of a pool has a router, which it finds through `cluster.routers`.
-Serve is given `cluster.copied_router`.
+Every process that has a handle of a pool has a router, which callers find by `find_router`. Serve
+is given `cluster.copied_router`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
-from cluster import routers
 from cluster.circuit_breaker import CIRCUITS
 from cluster.reports import REPORTS_STALE_S, EngineReport, document_name
-from cluster.routers import Call
 from cluster.routing import Candidate, Need, has_room, rank_candidates, seems_free
 from cluster.serve_internals import PoolRequestRouter
 from rapid.messages import GenerateRequest, LeaseRequest
@@ -26,6 +26,9 @@ _MOST_SENT = 4096  # requests of which a router remembers where they are
 _TRANSIT_S = 0.5  # from an assignment to the engine's count of it
 _TAKEN_S = 3.0  # in which a replica says that it has taken what it was sent
 _TAKEN_AGAIN_S = 1.0  # the same for a replica that has just failed
+
+Call = LeaseRequest | GenerateRequest | str
+"""The first argument of a call of a pool: a request, which has a unique id, or a unique id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class AffinityRouter(PoolRequestRouter):
         self._clock = time.monotonic
         self._created = self._clock()
         self._empty_since: float | None = self._created
-        routers.add(self.pool, self)
+        add_router(self.pool, self)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take the replicas that run, which Serve passes whenever they change."""
@@ -240,6 +243,19 @@ class AffinityRouter(PoolRequestRouter):
             )
             for each in replicas
         ]
+
+
+_routers: WeakValueDictionary[Hashable, AffinityRouter] = WeakValueDictionary()
+
+
+def add_router(deployment: Hashable, router: AffinityRouter) -> None:
+    """Remember the router of a deployment in this process for as long as it lives."""
+    _routers[deployment] = router
+
+
+def find_router(deployment: Hashable) -> AffinityRouter | None:
+    """Return the router of a deployment; None if this process has not called it yet."""
+    return _routers.get(deployment)
 
 
 def _may_take(replica: RunningReplica, known: Candidate) -> bool:

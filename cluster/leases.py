@@ -23,7 +23,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.serve.handle import DeploymentHandle
 
-from cluster import routers
+from cluster.affinity import find_router
 from cluster.circuit_breaker import CIRCUITS
 from cluster.remote_failures import FailureKind, failure_of
 from cluster.reports import EngineWatch
@@ -272,7 +272,7 @@ async def _acquire(
     except TimeoutError:
         if death is not None:
             raise lost(f"The {name} pool has no replica that lives.") from death
-        router = routers.find(pool.deployment_id)
+        router = find_router(pool.deployment_id)
         if router is not None and (empty_s := router.empty_s) is not None:
             raise Overloaded(
                 f"The {name} pool is still loading ({empty_s:.0f} s so far): it has no replica "
@@ -295,7 +295,7 @@ async def _next(
     look_s = _FIRST_LOOK_S
     try:
         while not (await asyncio.wait({coming}, timeout=look_s))[0]:
-            router = routers.find(pool.deployment_id)
+            router = find_router(pool.deployment_id)
             if router is not None and resting and router.is_empty:
                 raise resting(f"The {pool.deployment_name} pool has no replica yet.")
             if router is not None and router.can_move(request):

@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 
-from cluster import routers
+from cluster.affinity import AffinityRouter, find_router
 from cluster.circuit_breaker import CIRCUITS
 from cluster.remote_failures import failure_of
 from rapid.chat_messages import DocumentRef
@@ -190,8 +190,8 @@ class RayRetrieval:
                 return found
 
     @property
-    def _router(self) -> routers.PoolRouter | None:
-        return routers.find(self._handle.deployment_id)
+    def _router(self) -> AffinityRouter | None:
+        return find_router(self._handle.deployment_id)
 
 
 def affinity(tenant: str, documents: Sequence[DocumentRef]) -> str:

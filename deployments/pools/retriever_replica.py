@@ -78,7 +78,7 @@ class RetrieverReplica:
         replica's log, what they were told: that can be an address, a path, or a server's reply.
 
         Args:
-            call_id: Unique id, by which the pool's router knows the call (`cluster.routers.Call`).
+            call_id: Unique id, by which the pool's router knows the call (`cluster.affinity.Call`).
             weight: The tenant's shares of another's in the turns at indexing, from now on.
 
         Raises:

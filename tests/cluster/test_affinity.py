@@ -17,7 +17,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import ReplicaID, RequestRouter
 
-from cluster import affinity, routers
+from cluster import affinity
 from cluster.affinity import AffinityRouter
 from cluster.circuit_breaker import CircuitBreaker
 from cluster.leases import hold
@@ -368,7 +368,7 @@ async def test_a_lease_that_waits_can_move_once_another_replica_has_room() -> No
     one = router()
     waits = lease(100)
     queue = replica("a", replace(EMPTY, pages_free=5, leases_waiting=1))
-    assert routers.find("Pool") is one
+    assert affinity.find_router("Pool") is one
     one._replicas_list = [queue, replica("b", replace(EMPTY, pages_free=5))]
     assert not one.can_move(waits)  # nobody has taken it
     one.on_request_routed(pending("1", waits), queue.replica_id, None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster import routers
+from cluster import affinity
 from cluster.leases import Granted, hold
 from rapid.config import SamplingConfig, SpeculationConfig
 from rapid.errors import DrafterUnavailable, Overloaded
@@ -96,7 +96,7 @@ def _pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
 
 async def test_a_lease_leaves_a_queue_once_another_replica_has_room(pool: Pool) -> None:
     router = Router()
-    routers.add("a pool", router)
+    affinity.add_router("a pool", router)
     async with hold(pool, REQUEST, timeout_s=30, renew_every_s=9) as held:  # type: ignore[arg-type]
         assert held.lease_id == "asked.1"
     assert router.asked == ["asked.0", "asked.0"]
@@ -105,7 +105,7 @@ async def test_a_lease_leaves_a_queue_once_another_replica_has_room(pool: Pool) 
 
 async def test_where_no_other_has_room_it_waits_in_its_queue(pool: Pool) -> None:
     router = Router(has_room=False)
-    routers.add("a pool", router)
+    affinity.add_router("a pool", router)
     with pytest.raises(Overloaded, match="full"):
         async with hold(pool, REQUEST, timeout_s=0.3, renew_every_s=9):  # type: ignore[arg-type]
             pass
@@ -116,7 +116,7 @@ async def test_where_no_other_has_room_it_waits_in_its_queue(pool: Pool) -> None
 async def test_a_pool_that_has_no_replica_yet_is_loading_and_not_full(pool: Pool) -> None:
     router = Router(has_room=False)
     router.empty_s, pool.has_replicas = 40.4, False
-    routers.add("a pool", router)
+    affinity.add_router("a pool", router)
     with pytest.raises(Overloaded, match=r"Target pool is still loading \(40 s so far\)"):
         async with hold(pool, REQUEST, timeout_s=0.1, renew_every_s=9):  # type: ignore[arg-type]
             pass
@@ -125,7 +125,7 @@ async def test_a_pool_that_has_no_replica_yet_is_loading_and_not_full(pool: Pool
 async def test_a_pool_without_a_replica_is_not_waited_for_where_it_may_rest(pool: Pool) -> None:
     router = Router(has_room=False)
     router.is_empty, pool.has_replicas = True, False
-    routers.add("a pool", router)
+    affinity.add_router("a pool", router)
     with pytest.raises(DrafterUnavailable, match="has no replica yet"):
         async with hold(
             pool,  # type: ignore[arg-type]
@@ -142,9 +142,9 @@ async def test_a_pool_without_a_replica_is_not_waited_for_where_it_may_rest(pool
 
 def test_a_router_is_found_while_it_lives() -> None:
     router = Router()
-    routers.add("another pool", router)
-    assert routers.find("another pool") is router
-    assert routers.find("unknown") is None
+    affinity.add_router("another pool", router)
+    assert affinity.find_router("another pool") is router
+    assert affinity.find_router("unknown") is None
     del router
     gc.collect()
-    assert routers.find("another pool") is None
+    assert affinity.find_router("another pool") is None

@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from cluster import routers
+from cluster.affinity import find_router
 from cluster.circuit_breaker import CIRCUITS
 from cluster.remote_failures import FailureKind, failure_of
 from cluster.serve_internals import handle_before_start, transport
@@ -81,7 +81,7 @@ class RemoteOrchestrator:
 
     def _give_up(self, request: GenerateRequest, stream: Any) -> None:
         stream.cancel()
-        if (router := routers.find(self._handle.deployment_id)) is not None:
+        if (router := find_router(self._handle.deployment_id)) is not None:
             router.forget(request)
 
     async def _next(self, request: GenerateRequest, stream: Any, *, can_move: bool = False) -> Any:
@@ -99,7 +99,7 @@ class RemoteOrchestrator:
         coming.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             while not (await asyncio.wait({coming}, timeout=_LOOK_S))[0]:
-                router = routers.find(self._handle.deployment_id)
+                router = find_router(self._handle.deployment_id)
                 if router is None:
                     continue
                 if can_move and router.can_move(request):

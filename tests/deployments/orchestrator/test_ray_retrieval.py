@@ -25,6 +25,7 @@ from rapid.events import Reading, Tell
 DOCUMENTS = [Document("note", "It rains."), Document("book", "It was a dark and stormy night.")]
 FOUND = SimpleNamespace(chunks=(), cleared_floor=False, is_evidence=False)
 LOST = ActorDiedError()
+_FIND = "deployments.orchestrator.ray_retrieval.find_router"
 
 
 class Sign:
@@ -149,7 +150,7 @@ class Router:
 async def test_what_no_replica_takes_is_asked_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.orchestrator.ray_retrieval._LOOK_S", 0.01)
     handle, router = Handle(None, FOUND), Router()
-    monkeypatch.setattr("cluster.routers.find", {"Retriever": router}.get)
+    monkeypatch.setattr(_FIND, {"Retriever": router}.get)
     assert await asked(handle) is FOUND
     assert handle.calls[0] == handle.calls[1]
     assert handle.responses[0].is_cancelled
@@ -161,7 +162,7 @@ async def test_a_call_that_no_replica_takes_is_given_up_soon(
 ) -> None:
     monkeypatch.setattr("deployments.orchestrator.ray_retrieval._LOOK_S", 0.01)
     handle, router = Handle(None), Router(is_stranded=True)
-    monkeypatch.setattr("cluster.routers.find", {"Retriever": router}.get)
+    monkeypatch.setattr(_FIND, {"Retriever": router}.get)
     with pytest.raises(DrafterUnavailable, match="No replica of the retriever answers"):
         await asked(handle)
     assert handle.responses[0].is_cancelled
@@ -174,7 +175,7 @@ async def test_a_replica_that_falls_silent_is_given_up_and_another_is_asked(
     circuits = CircuitBreaker()
     monkeypatch.setattr("deployments.orchestrator.ray_retrieval.CIRCUITS", circuits)
     handle = Handle([Reading(0, 9, "passages"), None], FOUND)
-    monkeypatch.setattr("cluster.routers.find", {"Retriever": Router("a")}.get)
+    monkeypatch.setattr(_FIND, {"Retriever": Router("a")}.get)
     assert await asked(handle) is FOUND
     assert handle.responses[0].is_cancelled
     assert not handle.responses[1].is_cancelled
@@ -184,7 +185,7 @@ async def test_a_replica_that_falls_silent_is_given_up_and_another_is_asked(
 async def test_a_replica_that_gives_signs_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.orchestrator.ray_retrieval._LOOK_S", 0.01)
     handle = Handle([Sign(), Sign(), Sign(), FOUND])
-    monkeypatch.setattr("cluster.routers.find", {"Retriever": Router("a")}.get)
+    monkeypatch.setattr(_FIND, {"Retriever": Router("a")}.get)
     assert await asked(handle) is FOUND
     assert len(handle.calls) == 1
 
@@ -239,7 +240,7 @@ async def test_what_a_replica_says_is_passed_on_and_it_keeps_the_call(
     monkeypatch.setattr("deployments.orchestrator.ray_retrieval._LOOK_S", 0.05)
     said = [Reading(0, 0, "passages"), Reading(412, 1130, "passages")]
     handle, router, told = Handle([*said, None]), Router("a"), list[Reading]()
-    monkeypatch.setattr("cluster.routers.find", {"Retriever": router}.get)
+    monkeypatch.setattr(_FIND, {"Retriever": router}.get)
     with pytest.raises(DrafterUnavailable, match="no answer within"):
         await asked(handle, timeout_s=0.1, tell=told.append)
     assert told == said

@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from cluster import routers
+from cluster import affinity
 from cluster.circuit_breaker import CircuitBreaker
 from deployments.api.backend import remote_orchestrator as module
 from deployments.api.backend.readiness import Readiness
@@ -199,7 +199,7 @@ async def test_a_request_that_no_orchestrator_takes_is_sent_to_another(
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.01)
     router, handle = Router(moves=True, replica=None), StandStill(2, STARTED)
-    routers.add("Orchestrator", router)
+    affinity.add_router("Orchestrator", router)
     request = GenerateRequest("r", "local", ())
     assert await events_of(remote(handle), request) == [STARTED]
     assert (handle.num_cancelled, router.forgotten) == (3, [request] * 3)
@@ -210,7 +210,7 @@ async def test_a_request_that_nobody_can_take_in_seconds_is_not_sent_round_for_e
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.01)
     router, handle = Router(moves=True, replica=None), StandStill(9)
-    routers.add("Orchestrator", router)
+    affinity.add_router("Orchestrator", router)
     beginning = remote(handle).begin(GenerateRequest("r", "local", ()), lambda _: None)
     coming = asyncio.ensure_future(beginning)
     while handle.num_silent > 6:  # noqa: ASYNC110 (it is sent to two more)
@@ -225,7 +225,7 @@ async def test_an_answer_that_has_begun_does_not_begin_again_elsewhere(
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.01)
     router, handle = Router(moves=False, replica="a"), StandStill(0, BEGUN)
-    routers.add("Orchestrator", router)
+    affinity.add_router("Orchestrator", router)
     running = await remote(handle).begin(GenerateRequest("r", "local", ()), lambda _: None)
     assert running.started is BEGUN
     router.moves = True
@@ -242,7 +242,7 @@ async def test_an_orchestrator_that_falls_silent_amid_an_answer_is_lost(
     blame = CircuitBreaker()
     monkeypatch.setattr(module, "CIRCUITS", blame)
     router = Router(moves=False, replica="a")
-    routers.add("Orchestrator", router)
+    affinity.add_router("Orchestrator", router)
     service = remote(StandStill(0, BEGUN))
     silent: set[str] = set()
     monkeypatch.setattr(service._readiness, "is_silent", lambda _, each: each in silent)
