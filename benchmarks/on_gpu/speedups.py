@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.on_gpu.bench import Bench, OutOfTime
 from rapid.messages import DraftBlock
-from rapid.planning.speedups import sequential_speedup, tokens_per_round
+from rapid.planning.speedups import compute_speedup, tokens_per_round
 from rapid.speculation.draw import Draw
 from rapid.speculation.fast.step import answer_questions
 from rapid.speculation.questions import ToDecode, ToJudge, ToPropose
@@ -58,7 +58,7 @@ TEMPERATURES = (1.0, 0.7, 0.3, 0.0)  # of the sequences of a batch, in turn
 
 def sequential(k: int, plain_ms: float, draft_ms: float, verify_ms: float) -> float:
     times = {"target_s": plain_ms, "draft_s": draft_ms, "verify_s": verify_ms}
-    return sequential_speedup(tokens_per_round(ACCEPTANCE, k), k, **times)
+    return compute_speedup(tokens_per_round(ACCEPTANCE, k), k, **times)
 
 
 def verify_ms(times: dict[tuple[int, int, int], float], context: int, batch: int, k: int) -> float:

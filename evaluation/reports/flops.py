@@ -12,14 +12,9 @@ from evaluation.systems import System
 from rapid.planning.shapes import ModelShape
 
 
-def paper_plain(target_weights: float, context: float, tokens: float) -> float:
-    """Return the FLOPs of Table 4, "LC": ``2 g T L + g^2 T``."""
-    return 2 * tokens * target_weights * context + tokens**2 * target_weights
-
-
-def paper_rag(drafter_weights: float, retrieved: float, tokens: float) -> float:
-    """Return the FLOPs of Table 4, "RAG": ``2 g D L_R + g^2 D``."""
-    return paper_plain(drafter_weights, retrieved, tokens)
+def paper_alone(weights: float, prompt: float, tokens: float) -> float:
+    """Return the FLOPs of Table 4, "LC" and "RAG", of one model: ``2 g W L + g^2 W``."""
+    return 2 * tokens * weights * prompt + tokens**2 * weights
 
 
 def paper_speculative(
@@ -31,7 +26,7 @@ def paper_speculative(
     acceptance: float,
 ) -> float:
     """Return the FLOPs of "SD" and "RAPID": ``(2 g D L_R + g^2 D + 2 T (L + g)) / beta``."""
-    step = paper_rag(drafter_weights, retrieved, block) + 2 * target_weights * (context + block)
+    step = paper_alone(drafter_weights, retrieved, block) + 2 * target_weights * (context + block)
     return step / acceptance
 
 

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from evaluation.reports.estimates import Estimate, estimate_difference, mean, ratio, ratio_of_ratios
-from evaluation.reports.flops import of_answer, paper_plain, paper_rag, paper_speculative
+from evaluation.reports.flops import of_answer, paper_alone, paper_speculative
 from evaluation.results import RESULTS, SHARD, Result, differences, read
 from evaluation.systems import System
 from evaluation.tasks import Condition, Task
@@ -285,9 +285,9 @@ class RunResults:
         retrieved = fmean(each.retrieved_tokens for each in results.values())
         block = system.speculation().max_draft
         if system.method == "plain":
-            return paper_plain(target, context, block)
+            return paper_alone(target, context, block)
         if system.method == "rag":
-            return paper_rag(drafting, retrieved, block)
+            return paper_alone(drafting, retrieved, block)
         rate = acceptance(results)
         if rate is None or not rate.value:
             return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from rapid.config import MAX_DRAFT
 from rapid.planning.plan import Replica
-from rapid.planning.speedups import draft_ahead_speedup, sequential_speedup, tokens_per_round
+from rapid.planning.speedups import compute_speedup, tokens_per_round
 
 MAX_TARGETS = 32  # targets of one drafter, which all lose their drafts if it fails
 
@@ -21,7 +20,7 @@ class Speculating:
 
     batch: int  # sequences that the target decodes at once
     acceptance: float  # probability that a drafted token is accepted
-    # See `draft_ahead_speedup`. None takes ``a^K``, the probability that the whole last block is
+    # See `compute_speedup`. None takes ``a^K``, the probability that the whole last block is
     # accepted, which the block drafted ahead relies on.
     hits: float | None = None
     extra_position: bool = False  # see `tokens_per_round`; for the sequential schedule only
@@ -61,15 +60,15 @@ def fastest(
     }
 
     def speedup(draft_length: int) -> float:
-        extra = how.extra_position and schedule == "sequential"
+        is_ahead = schedule == "draft ahead"
+        extra = how.extra_position and not is_ahead
         tokens = tokens_per_round(how.acceptance, draft_length, extra_position=extra)
         verify_s = target.verify_s(how.batch, draft_length + extra)
-        if schedule == "sequential":
-            return sequential_speedup(tokens, draft_length, verify_s=verify_s, **times)
         hits = how.acceptance**draft_length if how.hits is None else how.hits
-        return draft_ahead_speedup(tokens, draft_length, hits, verify_s=verify_s, **times)
+        return compute_speedup(tokens, draft_length, hits * is_ahead, verify_s=verify_s, **times)
 
-    length, best = _best(speedup, range(1, MAX_DRAFT + 1))
+    length = max(range(1, MAX_DRAFT + 1), key=speedup)
+    best = speedup(length)
     gpus = target.num_gpus + drafter.num_gpus / targets_per_drafter
     gpu_seconds = gpus * times["target_s"] / (how.batch * best) * 1e6
     return Operation(schedule, length, best, targets_per_drafter, gpu_seconds)
@@ -83,7 +82,3 @@ def cheapest(target: Replica, drafter: Replica, how: Speculating, schedule: Sche
     most = max(1, min(MAX_TARGETS, drafter.max_sequences // how.batch))
     operations = (fastest(target, drafter, how, schedule, n) for n in range(1, most + 1))
     return min(operations, key=lambda each: each.gpu_seconds)
-
-
-def _best(value: Callable[[int], float], candidates: Iterable[int]) -> tuple[int, float]:
-    return max(((each, value(each)) for each in candidates), key=lambda pair: pair[1])

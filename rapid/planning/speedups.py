@@ -16,41 +16,26 @@ def tokens_per_round(
     return sum(acceptance**i for i in range(positions))
 
 
-def sequential_speedup(
+def compute_speedup(
     tokens: float,
     draft_length: int,
+    hits: float = 0.0,
     *,
     target_s: float,
     draft_s: float,
     verify_s: float,
     round_s: float = 0.0,
 ) -> float:
-    """Return the speedup over plain decoding when drafting and verifying take turns.
+    """Return the speedup over plain decoding of rounds that draft a block and verify it.
 
     Args:
         tokens: tokens committed per round, see `tokens_per_round`.
+        hits: share of rounds whose block was drafted while the last one was verified, and continues
+            the right prefix; in the others drafting and verifying take turns.
         target_s: seconds of a plain step of the target.
         draft_s: seconds of one drafted token.
         verify_s: seconds of scoring the block.
         round_s: seconds that a round takes beside these, for messages.
-    """
-    return tokens * target_s / (draft_length * draft_s + verify_s + round_s)
-
-
-def draft_ahead_speedup(
-    tokens: float,
-    draft_length: int,
-    hits: float,
-    *,
-    target_s: float,
-    draft_s: float,
-    verify_s: float,
-    round_s: float = 0.0,
-) -> float:
-    """Return the speedup over plain decoding when a block is drafted while the last is verified.
-
-    In the share `hits` of rounds it continues the right prefix; in the others it is drafted again.
-    The other arguments are those of `sequential_speedup`.
     """
     drafting = draft_length * draft_s
     hit, miss = max(drafting, verify_s), drafting + verify_s

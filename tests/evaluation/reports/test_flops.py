@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from evaluation.reports.flops import of_answer, paper_plain, paper_rag, paper_speculative
+from evaluation.reports.flops import of_answer, paper_alone, paper_speculative
 from evaluation.systems import BASELINES
 from rapid.embedded import TARGET
 from rapid.planning.shapes import ModelShape
@@ -57,8 +57,8 @@ def test_a_shape_is_read_from_a_checkpoint():
 
 
 def test_the_paper_counts_in_its_own_way():
-    assert paper_plain(8e9, 120_000, 10) == pytest.approx(1.92e16 + 8e11)
-    assert paper_rag(8e9, 5_000, 10) == pytest.approx(8e14 + 8e11)
+    assert paper_alone(8e9, 120_000, 10) == pytest.approx(1.92e16 + 8e11)
+    assert paper_alone(8e9, 5_000, 10) == pytest.approx(8e14 + 8e11)
     step = 8e14 + 8e11 + 16e9 * 120_010
     assert paper_speculative(8e9, 8e9, 120_000, 5_000, 10, 0.5) == pytest.approx(2 * step)
 

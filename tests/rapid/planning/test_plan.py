@@ -20,7 +20,7 @@ from rapid.planning.schedules import (
     fastest,
     plain_gpu_seconds,
 )
-from rapid.planning.speedups import draft_ahead_speedup, tokens_per_round
+from rapid.planning.speedups import compute_speedup, tokens_per_round
 
 H200 = GPUS["h200"]
 SHAPES = {name: shape for name, (_, shape) in KNOWN_SHAPES.items()}
@@ -53,7 +53,7 @@ def speedup(
         "draft_s": drafter.step_s(batch),
     }
     return max(
-        draft_ahead_speedup(
+        compute_speedup(
             tokens_per_round(acceptance, length, extra_position=True), length, hits, **times
         )
         for length in range(1, 65)
@@ -193,13 +193,13 @@ class TestSpeedup:
 
     def test_never_above_the_tokens_of_a_round(self):
         for hits in (0, 0.5, 1):
-            assert draft_ahead_speedup(
+            assert compute_speedup(
                 3.0, 4, hits, target_s=1.0, draft_s=0.01, verify_s=1.0
             ) <= 3.0 + 1e-9  # fmt: skip
 
     def test_messages_count_once_a_round(self):
-        quick = draft_ahead_speedup(2.0, 1, 1, target_s=1.0, draft_s=0.5, verify_s=1.0)
-        slow = draft_ahead_speedup(2.0, 1, 1, target_s=1.0, draft_s=0.5, verify_s=1.0, round_s=1.0)
+        quick = compute_speedup(2.0, 1, 1, target_s=1.0, draft_s=0.5, verify_s=1.0)
+        slow = compute_speedup(2.0, 1, 1, target_s=1.0, draft_s=0.5, verify_s=1.0, round_s=1.0)
         assert (quick, slow) == (2.0, 1.0)
 
 
