@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from deployments.cli.server.server_client import KeyOption, Url, connect, give_up, refuse
+from deployments.cli.server.server_client import KeyOption, Url, call, connect
 from deployments.cli.terminal import (
     DEFAULT_URL,
     USAGE,
@@ -83,7 +83,7 @@ def list_documents(
 ) -> None:
     """List the files, newest first."""
     with connect(url, api_key) as client:
-        files = _call(client, "GET", "/v1/files")["data"]
+        files = call(client, "GET", "/v1/files")["data"]
     if as_json:
         print_json(files)
         return
@@ -104,17 +104,12 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show what is known of files; with --json, an object for each."""
-    with connect(url, api_key) as client:
-        for file_id in file_ids:
-            file = _call(client, "GET", f"/v1/files/{file_id}")
-            if as_json:
-                print_json(file)
-                continue
-            table = Table(show_header=False, box=None)
-            for name, value in {**file, **file.pop("rapid", {})}.items():
-                if value is not None and name not in ("object", "rapid"):
-                    table.add_row(name, str(value))
-            out.print(table)
+    for _, file in _call_each("GET", file_ids, url, api_key, as_json=as_json):
+        table = Table(show_header=False, box=None)
+        for name, value in {**file, **file.pop("rapid", {})}.items():
+            if value is not None and name not in ("object", "rapid"):
+                table.add_row(name, str(value))
+        out.print(table)
 
 
 @documents.command(epilog="Example: rapid documents remove file-1a2b3c")
@@ -125,22 +120,17 @@ def remove(
     as_json: AsJson = False,
 ) -> None:
     """Delete files and all that was made of them, and say where it was looked for."""
-    with connect(url, api_key) as client:
-        for file_id in file_ids:
-            deleted = _call(client, "DELETE", f"/v1/files/{file_id}")
-            if as_json:
-                print_json(deleted)
-                continue
-            certificate = deleted.get("rapid", {})
-            table = Table("place", "bytes", "removed", "", box=None, pad_edge=False)
-            for each in certificate.get("searched", ()):
-                size, removed = f"{each['bytes']:,}", str(each["removed"])
-                table.add_row(each["place"], size, removed, each.get("pending", ""))
-            if table.row_count:
-                out.print(table)
-            is_gone = certificate.get("state") == "gone"
-            left = "nothing is left of it" if is_gone else "ask again whether all of it is gone"
-            note(f"{file_id} is deleted: {left}")
+    for file_id, deleted in _call_each("DELETE", file_ids, url, api_key, as_json=as_json):
+        certificate = deleted.get("rapid", {})
+        table = Table("place", "bytes", "removed", "", box=None, pad_edge=False)
+        for each in certificate.get("searched", ()):
+            size, removed = f"{each['bytes']:,}", str(each["removed"])
+            table.add_row(each["place"], size, removed, each.get("pending", ""))
+        if table.row_count:
+            out.print(table)
+        is_gone = certificate.get("state") == "gone"
+        left = "nothing is left of it" if is_gone else "ask again whether all of it is gone"
+        note(f"{file_id} is deleted: {left}")
 
 
 @documents.command(epilog="Example: rapid documents verify serve_config.yaml")
@@ -189,11 +179,11 @@ def _upload(client: httpx.Client, path: Path, *, prefills: bool) -> Any:
             form: dict[str, Any] = {"purpose": (None, "user_data"), "file": (path.name, content)}
             if prefills:
                 form["prefill"] = (None, "true")
-            file = _call(client, "POST", "/v1/files", files=form, timeout=_UPLOAD_TIMEOUT_S)
+            file = call(client, "POST", "/v1/files", files=form, timeout=_UPLOAD_TIMEOUT_S)
         waiting.say(f"reading {path.name}")
         while file["status"] == "uploaded":
             time.sleep(_LOOK_S)
-            file = _call(client, "GET", f"/v1/files/{file['id']}")
+            file = call(client, "GET", f"/v1/files/{file['id']}")
         return file
     finally:
         waiting.stop()
@@ -201,7 +191,7 @@ def _upload(client: httpx.Client, path: Path, *, prefills: bool) -> Any:
 
 def _warn_of_length(client: httpx.Client, files: Sequence[Mapping[str, Any]]) -> None:
     """Say of files that are too long for a question that they are."""
-    cards = _call(client, "GET", "/v1/models")["data"]
+    cards = call(client, "GET", "/v1/models")["data"]
     most = max((card.get("rapid", {}).get("max_characters", 0) for card in cards), default=0)
     for file in files:
         size = file["rapid"]["characters"] or 0
@@ -213,17 +203,17 @@ def _warn_of_length(client: httpx.Client, files: Sequence[Mapping[str, Any]]) ->
             )
 
 
-def _call(client: httpx.Client, method: str, path: str, **options: Any) -> Any:
-    """Return the body of an answer; a refusal or a lost connection ends the command."""
-    import httpx
-
-    try:
-        response = client.request(method, path, **options)
-    except httpx.HTTPError as error:
-        give_up(client, error)
-    if response.status_code != 200:
-        refuse(response.status_code, response.content)
-    return response.json()
+def _call_each(
+    method: str, file_ids: Sequence[str], url: str, api_key: str | None, *, as_json: bool
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each file's id with what the server answers, unless that is printed as JSON."""
+    with connect(url, api_key) as client:
+        for file_id in file_ids:
+            answer = call(client, method, f"/v1/files/{file_id}")
+            if as_json:
+                print_json(answer)
+            else:
+                yield file_id, answer
 
 
 def _size(file: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Field,
     field_validator,
     model_validator,
@@ -28,15 +27,11 @@ from rapid.constraints.schemas.schema_checks import TOO_DEEP, UnusableGrammar, i
 from rapid.constraints.structured_outputs import check_schemas
 from rapid.errors import BadRequest
 from rapid.requests.chat_fields import Turn
-from rapid.requests.request_fields import MAX_NAME, Fields, Text, refuse
+from rapid.requests.request_fields import MAX_NAME, Fields, OpenFields, Text, refuse
 
 MOST_TOOLS = 128  # as in the API of OpenAI
 _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")  # as in the API of OpenAI; templates quote it bare
 _CHOICES = ("none", "auto", "required")
-
-
-class _Given(Fields):
-    model_config = ConfigDict(extra="ignore")
 
 
 def _check_name(name: str) -> str:
@@ -58,7 +53,7 @@ def _check_json(given: object, what: str) -> None:
         refuse("json", TOO_DEEP)
 
 
-class FunctionFields(_Given):
+class FunctionFields(OpenFields):
     """The ``function`` of a tool."""
 
     name: Annotated[str, AfterValidator(_check_name)]
@@ -75,7 +70,7 @@ class FunctionFields(_Given):
         return given
 
 
-class ToolFields(_Given):
+class ToolFields(OpenFields):
     """An entry of ``tools``."""
 
     type: Literal["function"]
@@ -88,7 +83,7 @@ class ToolFields(_Given):
         return Tool(given.name, parameters, given.description or "", bool(given.strict))
 
 
-class CalledFields(_Given):
+class CalledFields(OpenFields):
     """The ``function`` of a call in the history; arguments that were cut are no JSON."""
 
     name: Annotated[str, AfterValidator(_check_name)]
@@ -107,7 +102,7 @@ class CalledFields(_Given):
         return arguments or "{}"
 
 
-class CallFields(_Given):
+class CallFields(OpenFields):
     """An entry of ``tool_calls`` of a message."""
 
     id: Text = Field(min_length=1, max_length=MAX_NAME)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from rapid.errors import BadRequest
 from rapid.requests.chat_fields import AttachedDocument
 from rapid.requests.request_fields import Fields
+
+Model = TypeVar("Model", bound=Fields)
 
 _MESSAGES = {
     "too_short": "must not be empty",
@@ -23,11 +26,23 @@ _MESSAGES = {
 }
 
 
-def bad_request(error: ValidationError, options: type[Fields]) -> BadRequest:
-    """Return the refusal for the first finding of a validation, which it names.
+def validate_fields(
+    schema: type[Model], fields: object, options: type[Fields] | None = None
+) -> Model:
+    """Return the fields of a request as a model of them.
 
-    An unknown field may have been meant for one of `options`.
+    Raises:
+        BadRequest: One is not valid; the first is named. An unknown one may have been meant for one
+            of `options`, which are the model's own unless they are given.
     """
+    try:
+        return schema.model_validate(fields)
+    except ValidationError as error:
+        raise bad_request(error, options or schema) from None
+
+
+def bad_request(error: ValidationError, options: type[Fields]) -> BadRequest:
+    """Return the refusal for the first finding of a validation, which it names."""
     first = error.errors(include_url=False, include_input=False)[0]
     param, kind = _param(first["loc"]), first["type"]
     if kind == "extra_forbidden":

@@ -32,3 +32,9 @@ class Fields(BaseModel):
     """Base of the models of a request."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class OpenFields(Fields):
+    """Base of models whose other fields are ignored, or left to other checks."""
+
+    model_config = ConfigDict(extra="ignore")

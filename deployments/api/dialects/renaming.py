@@ -1,4 +1,4 @@
-"""Errors of a chat, told to a caller whose request has other names for its fields."""
+"""Errors of a body that is a chat with other names for its fields, in the words of its caller."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from deployments.api.dialects.chat.chat_request import ChatRequest
 from deployments.api.dialects.chat.parsing import check_chat_request
@@ -69,3 +69,16 @@ class Renaming:
 def _is_within(param: str, name: str) -> bool:
     """Return whether a field is one of this name, or is in it."""
     return param.startswith(name) and param[len(name) : len(name) + 1] in ("", ".", "[")
+
+
+def read_text(part: Mapping[str, Any], name: str, where: str) -> str:
+    """Return a text in a part of a body, and refuse what is none."""
+    text = part.get(name)
+    if not isinstance(text, str):
+        refuse_field(f"{where}.{name}", "must be a string")
+    return text
+
+
+def refuse_field(param: str, why: str, code: str = "invalid_value") -> NoReturn:
+    """Raise BadRequest for a field, whose name the reason continues."""
+    raise BadRequest(f"{param} {why}.", param, code)

@@ -76,8 +76,7 @@ class Dialect(Protocol):
         media_types: The types that a body may have, in lower case and without parameters.
     """
 
-    @property
-    def media_types(self) -> Sequence[str]: ...
+    media_types: Sequence[str] = ("application/json",)
 
     async def parse(
         self, body: bytes, config: ApiConfig, request_id: str, tenant: str
@@ -91,8 +90,8 @@ class Dialect(Protocol):
         ...
 
     def render_refusal(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the body of a refusal, given OpenAI's."""
-        ...
+        """Return the body of a refusal, given OpenAI's, which is as it is unless others differ."""
+        return body
 
     def reply(
         self, asked: Any, cursor: Cursor, fingerprint: str, began: float, clock: Clock

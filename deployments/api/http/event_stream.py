@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -13,6 +14,12 @@ from starlette.types import Receive, Scope, Send
 from deployments.api.http.event_feed import ClientLeft
 
 _log = logging.getLogger(__name__)
+
+
+def frame_event(event: Mapping[str, Any]) -> bytes:
+    """Return one event of a stream, in ASCII because some clients take U+2028 for a line's end."""
+    data = json.dumps(event, separators=(",", ":"), allow_nan=False)
+    return f"event: {event['type']}\ndata: {data}\n\n".encode()
 
 
 class EventStream(Response):

@@ -10,12 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
 from starlette.requests import Request
 
 from deployments.api.http.bodies import Bodies
 from rapid.errors import BadRequest
-from rapid.requests.refusing import bad_request
+from rapid.requests.refusing import validate_fields
 from rapid.requests.request_fields import Fields
 
 _MAX_STRINGS = 2**17  # 1.3 million keys held the interpreter's lock for 0.7 s
@@ -39,14 +38,7 @@ async def read_fields(bodies: Bodies, request: Request, schema: type[Body]) -> B
         BadRequest: It is invalid; the first invalid field is named. Errors of `Bodies.body`, too.
     """
     async with bodies.body(request, request.state.caller, ("application/json",)) as body:
-        return await asyncio.to_thread(_read, body or b"{}", schema)
-
-
-def _read(body: bytes, schema: type[Body]) -> Body:
-    try:
-        return schema.model_validate(parse_object(body))
-    except ValidationError as error:
-        raise bad_request(error, schema) from None
+        return await asyncio.to_thread(lambda: validate_fields(schema, parse_object(body or b"{}")))
 
 
 async def parse_aside(parse: Callable[..., Made], body: bytes, *more: object) -> Made:

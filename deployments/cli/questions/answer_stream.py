@@ -16,6 +16,7 @@ from deployments.cli.questions.reading_pace import ReadingPace
 from deployments.cli.server.server_client import (
     CONNECT_TIMEOUT_S,
     SILENCE_TIMEOUT_S,
+    call,
     give_up,
     parse_body,
     refuse,
@@ -48,15 +49,7 @@ class StreamedAnswer:
 
 def list_cards(client: httpx.Client) -> list[Json]:
     """Return what the server says of its models, in their order; at least one."""
-    import httpx
-
-    try:
-        response = client.get("/v1/models")
-    except httpx.HTTPError as error:
-        give_up(client, error)
-    if response.status_code != 200:
-        refuse(response.status_code, response.content)
-    cards: list[Json] = parse_body(response.content).get("data", [])
+    cards: list[Json] = call(client, "GET", "/v1/models").get("data", [])
     if not cards:
         fail("the server has no model: is this a RAPID server?")
     return cards

@@ -33,7 +33,7 @@ from deployments.cli.questions.question_options import (
     make_body,
 )
 from deployments.cli.questions.who_wrote import list_tokens
-from deployments.cli.server.server_client import KeyOption, Url, connect, give_up, refuse
+from deployments.cli.server.server_client import KeyOption, Url, call, connect
 from deployments.cli.terminal import (
     DEFAULT_URL,
     USAGE,
@@ -231,15 +231,7 @@ def warn_of_foreign(texts: Mapping[str, str], question: str, cards: Sequence[_Js
 
 def _find_kept(client: httpx.Client, file_id: str) -> NamedSize:
     """Return the name of a file that the server keeps, and its characters; 0 if it is not read."""
-    import httpx
-
-    try:
-        response = client.get(f"/v1/files/{file_id}")
-    except httpx.HTTPError as error:
-        give_up(client, error)
-    if response.status_code != 200:
-        refuse(response.status_code, response.content)
-    found = response.json()
+    found = call(client, "GET", f"/v1/files/{file_id}")
     return str(found["filename"]), found["rapid"]["characters"] or 0
 
 

@@ -58,6 +58,19 @@ def connect(url: str, api_key: str | None) -> httpx.Client:
     )
 
 
+def call(client: httpx.Client, method: str, path: str, **options: Any) -> dict[str, Any]:
+    """Return the body of an answer; a refusal or a lost connection ends the command."""
+    import httpx
+
+    try:
+        response = client.request(method, path, **options)
+    except httpx.HTTPError as error:
+        give_up(client, error)
+    if response.status_code != 200:
+        refuse(response.status_code, response.content)
+    return parse_body(response.content)
+
+
 def give_up(client: httpx.Client, error: Exception) -> NoReturn:
     """End the command because of a connection's error."""
     import httpx

@@ -31,7 +31,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> None:
             return {"data": [{"id": "served", "rapid": {"max_characters": 1200}}]}
         return {"data": [FILE]} if path == "/v1/files" else dict(FILE)
 
-    monkeypatch.setattr(documents_command, "_call", call)
+    monkeypatch.setattr(documents_command, "call", call)
 
 
 def test_lists_and_files_are_json_for_programs() -> None:

@@ -23,7 +23,7 @@ from deployments.api.dialects.chat.wire import (
     Timing,
     rapid_receipt,
 )
-from deployments.api.http.dialect import Events
+from deployments.api.http.dialect import Dialect, Events
 from deployments.api.http.json_bodies import parse_aside
 from deployments.config.api_config import ApiConfig
 from rapid.errors import EngineFailed
@@ -34,20 +34,14 @@ from rapid.ports import Clock
 _FEW_TOKENS = 512  # with log-probabilities: about 8 ms; of more, a thread renders the answer
 
 
-class ChatDialect:
+class ChatDialect(Dialect):
     """The dialect of ``/v1/chat/completions``."""
-
-    media_types = ("application/json",)
 
     async def parse(
         self, body: bytes, config: ApiConfig, request_id: str, tenant: str
     ) -> tuple[ChatRequest, GenerateRequest]:
         """Return the question and its request; a long body is parsed in a thread."""
         return await parse_aside(parsing.parse_question, body, config, request_id, tenant)
-
-    def render_refusal(self, body: Json) -> Json:
-        """Return OpenAI's body as it is."""
-        return body
 
     def reply(
         self, asked: ChatRequest, cursor: Cursor, fingerprint: str, began: float, clock: Clock
@@ -104,7 +98,7 @@ class ChatReply:
             elif isinstance(event, ChoiceDelta):
                 if self._is_shown(event):
                     choices[event.choice].add(event)
-                self._observe()
+                self._timing.observe(self._clock())
             elif isinstance(event, Finished):
                 self._timing.done = self._clock()
                 ends = choices, event.receipt, self._timing
@@ -146,7 +140,7 @@ class ChatReply:
             elif isinstance(event, ChoiceDelta):
                 for chunk in self._tell_prompt(replace(self._read, num_read=self._read.num_all)):
                     yield _chunk(chunk, cursor)
-                self._observe()
+                self._timing.observe(self._clock())
                 if isinstance(event, TextDelta):
                     num_growing -= event.finish_reason is not None
                     if not num_growing:
@@ -185,10 +179,6 @@ class ChatReply:
 
     def _comment(self, comment: str) -> bytes:
         return f": {comment}\n\n".encode() if self._asked.says_progress else b"\n\n"
-
-    def _observe(self) -> None:
-        if self._timing.first_token is None:
-            self._timing.first_token = self._clock()
 
 
 def _progress(event: Reading) -> str:

@@ -33,7 +33,7 @@ from rapid.messages import GenerateRequest, utc_day
 from rapid.requests.chat_fields import Documents, someone_asks
 from rapid.requests.grammar_fields import Choices, Pattern, Rules, SchemaOrText
 from rapid.requests.method_fields import MethodFields
-from rapid.requests.request_fields import MAX_NAME, Fields, Text, refuse
+from rapid.requests.request_fields import MAX_NAME, OpenFields, Text, refuse
 from rapid.requests.sampling_fields import SamplingFields
 from rapid.transfers import Transfer
 
@@ -61,10 +61,6 @@ def _join_parts(content: object) -> object:
             refuse("content", f"has a {kind} part without a string {kind!r}")
         texts.append(part[kind])
     return "".join(texts)
-
-
-class _Body(Fields):
-    model_config = ConfigDict(extra="ignore")
 
 
 def _ids_of_files(parts: object) -> object:
@@ -116,7 +112,7 @@ class ChatMessage(CallingTurn):
         return replace(super().as_message(), thinking=thinking if is_told else "")
 
 
-class StreamOptions(_Body):
+class StreamOptions(OpenFields):
     """Options of a streamed response."""
 
     include_usage: bool | None = None
@@ -180,16 +176,9 @@ class StreamedFields(SamplingFields):
     cache_salt: Text | None = Field(None, min_length=1, max_length=MAX_NAME)
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)  # vLLM's
 
-    @field_validator("stream_options")
+    @field_validator("stream_options", "return_progress")
     @classmethod
-    def _is_streamed(cls, given: StreamOptions | None, info: ValidationInfo) -> object:
-        if given is not None and not info.data.get("stream"):
-            refuse("switch", "needs stream to be true")
-        return given
-
-    @field_validator("return_progress")
-    @classmethod
-    def _is_of_a_stream(cls, given: bool | None, info: ValidationInfo) -> bool | None:
+    def _is_streamed(cls, given: StreamOptions | bool | None, info: ValidationInfo) -> object:
         if given and not info.data.get("stream"):
             refuse("switch", "needs stream to be true")
         return given

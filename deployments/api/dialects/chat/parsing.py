@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from deployments.api.dialects.chat.chat_request import (
     ChatMessage,
@@ -23,7 +23,7 @@ from deployments.config.api_config import ApiConfig
 from rapid.calling.tool_fields import CalledFields, CallFields, FunctionFields, ToolFields
 from rapid.errors import BadRequest
 from rapid.messages import GenerateRequest
-from rapid.requests.refusing import bad_request
+from rapid.requests.refusing import validate_fields
 
 _USUAL = ApiConfig()
 _MAX_KEYS = 64  # of objects that refuse unknown keys: each would be an error of its own
@@ -211,10 +211,7 @@ def check_chat_request(fields: Mapping[str, Any], config: ApiConfig) -> ChatRequ
             raise _too_many(name, len(entries), most)
     _check_no_functions(fields.get("messages"))
     ignored = CHAT_FIELDS.list_ignored(fields)
-    try:
-        request = ChatRequest.model_validate(fields)
-    except ValidationError as error:
-        raise bad_request(error, RapidOptions) from None
+    request = validate_fields(ChatRequest, fields, RapidOptions)
     _check_sizes(request, config)
     return request.ignore(ignored)
 

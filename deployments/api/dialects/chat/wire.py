@@ -46,6 +46,10 @@ class Timing:
     first_token: float | None = None
     done: float | None = None
 
+    def observe(self, now: float) -> None:
+        """Note that something came of the answer, of which the first counts."""
+        self.first_token = now if self.first_token is None else self.first_token
+
 
 @dataclass(slots=True)
 class GrowingChoice:

@@ -4,42 +4,35 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pydantic import ValidationError
-
 from deployments.api.backend.continuing import Cursor
 from deployments.api.dialects.chat.chat_dialect import ChatReply
 from deployments.api.dialects.chat.parsing import CHAT_FIELDS, refuse_misplaced
-from deployments.api.dialects.chat.wire import Json, Timing
+from deployments.api.dialects.chat.wire import Timing
 from deployments.api.dialects.completions.completion_request import (
     CompletionOptions,
     CompletionRequest,
 )
 from deployments.api.dialects.completions.text_wire import TextFrame
+from deployments.api.http.dialect import Dialect
 from deployments.api.http.json_bodies import parse_aside, parse_object
 from deployments.config.api_config import ApiConfig
 from rapid.errors import BadRequest
 from rapid.messages import GenerateRequest
 from rapid.ports import Clock
-from rapid.requests.refusing import bad_request
+from rapid.requests.refusing import validate_fields
 
 _OWN = CompletionRequest.model_fields
 COMPLETION_FIELDS = CHAT_FIELDS.derive(_OWN, dict.fromkeys({*CHAT_FIELDS.honoured} - {*_OWN}, ()))
 
 
-class CompletionDialect:
+class CompletionDialect(Dialect):
     """The dialect of ``/v1/completions``."""
-
-    media_types = ("application/json",)
 
     async def parse(
         self, body: bytes, config: ApiConfig, request_id: str, tenant: str
     ) -> tuple[CompletionRequest, GenerateRequest]:
         """Return the question and its request; a long body is parsed in a thread."""
         return await parse_aside(_parse, body, config, request_id, tenant)
-
-    def render_refusal(self, body: Json) -> Json:
-        """Return OpenAI's body as it is."""
-        return body
 
     def reply(
         self, asked: CompletionRequest, cursor: Cursor, fingerprint: str, began: float, clock: Clock
@@ -79,10 +72,7 @@ def _parse(
     fields = parse_object(body)
     refuse_misplaced(fields, CompletionRequest)
     ignored = COMPLETION_FIELDS.list_ignored(fields)
-    try:
-        asked = CompletionRequest.model_validate(fields)
-    except ValidationError as error:
-        raise bad_request(error, CompletionOptions) from None
+    asked = validate_fields(CompletionRequest, fields, CompletionOptions)
     if (asked.n or 1) > config.max_choices:
         raise BadRequest(f"n must be at most {config.max_choices}", "n", "invalid_value")
     config.check_characters(asked.num_chars, asked.model, "prompt")

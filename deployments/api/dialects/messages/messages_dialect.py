@@ -10,7 +10,8 @@ from typing import Any
 from deployments.api.backend.continuing import Cursor
 from deployments.api.dialects.chat.wire import Json, rapid_receipt
 from deployments.api.dialects.messages.messages_request import MessagesQuestion, read_messages
-from deployments.api.http.dialect import Events
+from deployments.api.http.dialect import Dialect, Events
+from deployments.api.http.event_stream import frame_event
 from deployments.api.http.json_bodies import parse_object
 from deployments.config.api_config import ApiConfig
 from rapid.errors import BadRequest, EngineFailed
@@ -32,10 +33,8 @@ from rapid.receipt import Receipt
 _REASONS = {LENGTH: "max_tokens", TOOL_CALLS: "tool_use"}  # others are ``end_turn``
 
 
-class MessagesDialect:
+class MessagesDialect(Dialect):
     """The dialect of ``/v1/messages``."""
-
-    media_types = ("application/json",)
 
     async def parse(
         self, body: bytes, config: ApiConfig, request_id: str, tenant: str
@@ -101,11 +100,11 @@ class MessagesReply:
     async def render(self, events: Events) -> AsyncIterator[bytes]:
         """Yield the events; silence and progress are one that says nothing."""
         async for each in self._tell(events):
-            yield _frame({"type": "ping"} if each is None else each)
+            yield frame_event({"type": "ping"} if each is None else each)
 
     def render_error(self, body: Json) -> bytes:
         """Return the event that ends a stream with an error."""
-        return _frame(self._refuse(body))
+        return frame_event(self._refuse(body))
 
     async def _tell(self, events: Events) -> AsyncIterator[Json | None]:
         has_begun, reason = False, ""
@@ -255,8 +254,3 @@ def _usage(receipt: Receipt) -> Json:
         "cache_read_input_tokens": receipt.cached_tokens,
         "output_tokens": sum(each.completion_tokens for each in receipt.choices),
     }
-
-
-def _frame(event: Json) -> bytes:
-    data = json.dumps(event, separators=(",", ":"), allow_nan=False)
-    return f"event: {event['type']}\ndata: {data}\n\n".encode()

@@ -8,19 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from deployments.api.dialects.chat.chat_request import ChatRequest
 from deployments.api.dialects.chat.parsing import CHAT_FIELDS, refuse_misplaced
-from deployments.api.dialects.renaming import Renaming
+from deployments.api.dialects.renaming import Renaming, read_text, refuse_field
 from deployments.api.http.dialect import StoredNames
 from deployments.api.http.field_table import FieldTable
 from deployments.config.api_config import ApiConfig
-from rapid.errors import BadRequest
-from rapid.requests.refusing import bad_request
-from rapid.requests.request_fields import MAX_NAME, Fields, Text, refuse
+from rapid.requests.refusing import validate_fields
+from rapid.requests.request_fields import MAX_NAME, OpenFields, Text, refuse
 
 Json = dict[str, Any]
 
@@ -60,23 +59,19 @@ _NAMES_HERE = {
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class AnthropicTurn(Fields):
+class AnthropicTurn(OpenFields):
     """A message: a text, or blocks."""
-
-    model_config = ConfigDict(extra="ignore")
 
     role: Literal["user", "assistant"]
     content: Any
 
 
-class ThinkingSettings(Fields):
+class ThinkingSettings(OpenFields):
     """The ``thinking`` of a request; without it the model does as it is used to.
 
     Attributes:
         display: Whether the answer has what was thought.
     """
-
-    model_config = ConfigDict(extra="ignore")
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = Field(None, ge=1)
@@ -89,10 +84,8 @@ class ThinkingSettings(Fields):
         return self
 
 
-class MessagesRequest(Fields):
+class MessagesRequest(OpenFields):
     """The fields of ``POST /v1/messages`` that a chat has not, or by another name."""
-
-    model_config = ConfigDict(extra="ignore")
 
     model: Text = Field(max_length=MAX_NAME)
     max_tokens: int = Field(ge=1)
@@ -186,10 +179,7 @@ def read_messages(fields: Json, config: ApiConfig) -> MessagesQuestion:
     """
     refuse_misplaced(fields, MessagesRequest)
     ignored = MESSAGES_FIELDS.list_ignored(fields)
-    try:
-        body = MessagesRequest.model_validate(fields)
-    except ValidationError as error:
-        raise bad_request(error, MessagesRequest) from None
+    body = validate_fields(MessagesRequest, fields)
     gathered = _Gathered(config.max_documents)
     if body.system is not None:
         text = "".join(part["text"] for part in _read_texts(body.system, "system"))
@@ -235,7 +225,7 @@ def _gather(gathered: _Gathered, turn: AnthropicTurn, where: str) -> None:
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
     if not isinstance(content, list):
-        _refuse(f"{where}.content", "must be a string or a list of blocks")
+        refuse_field(f"{where}.content", "must be a string or a list of blocks")
     num_before = len(gathered.documents)
     parts: list[Json] = []
     calls: list[Json] = []
@@ -244,18 +234,18 @@ def _gather(gathered: _Gathered, turn: AnthropicTurn, where: str) -> None:
         place = f"{where}.content[{index}]"
         kind = block.get("type") if isinstance(block, Mapping) else None
         if kind == "text":
-            parts.append({"type": "text", "text": _text_of(block, "text", place)})
+            parts.append({"type": "text", "text": read_text(block, "text", place)})
         elif kind == "document":
             parts += _read_document(gathered, block, place)
         elif kind == "tool_use":
             arguments = json.dumps(block.get("input") or {})
-            function = {"name": _text_of(block, "name", place), "arguments": arguments}
-            call_id = _text_of(block, "id", place)
+            function = {"name": read_text(block, "name", place), "arguments": arguments}
+            call_id = read_text(block, "id", place)
             calls.append({"id": call_id, "type": "function", "function": function})
         elif kind == "tool_result":
             result = {
                 "role": "tool",
-                "tool_call_id": _text_of(block, "tool_use_id", place),
+                "tool_call_id": read_text(block, "tool_use_id", place),
                 "content": [
                     *_read_failure(block.get("is_error"), f"{place}.is_error"),
                     *_read_texts(block.get("content", ""), f"{place}.content"),
@@ -263,10 +253,10 @@ def _gather(gathered: _Gathered, turn: AnthropicTurn, where: str) -> None:
             }
             gathered.messages.append((where, result))
         elif kind == "thinking":
-            thoughts.append(_text_of(block, "thinking", place))
+            thoughts.append(read_text(block, "thinking", place))
         elif kind != "redacted_thinking":
             known = "a block is text, document, tool_use or tool_result"
-            _refuse(f"{place}.type", f"{kind!r} is not supported: {known}", "unsupported")
+            refuse_field(f"{place}.type", f"{kind!r} is not supported: {known}", "unsupported")
     thinking = {"reasoning_content": "".join(thoughts)} if thoughts else {}
     if calls:
         message = {"role": "assistant", "content": parts or None, "tool_calls": calls}
@@ -284,25 +274,25 @@ def _read_document(gathered: _Gathered, block: Mapping[str, Any], place: str) ->
     source = source if isinstance(source, Mapping) else {}
     kind = source.get("type")
     if block.get("context") is not None:
-        _refuse(f"{place}.context", "is not supported: write it into the text", "unsupported")
+        refuse_field(f"{place}.context", "is not supported: write it into the text", "unsupported")
     if isinstance(block.get("citations"), Mapping) and block["citations"].get("enabled") is True:
         gathered.has_citations = True
     gathered.titles.append(title if isinstance(title, str) else None)
     if kind == "file":
-        file_id = _text_of(source, "file_id", f"{place}.source")
+        file_id = read_text(source, "file_id", f"{place}.source")
         gathered.sources.append(file_id)
         return [{"type": "file", "file": {"file_id": file_id}}]
     if kind == "text":
-        text = _text_of(source, "data", f"{place}.source")
+        text = read_text(source, "data", f"{place}.source")
     elif kind == "content":
         found = _read_texts(source.get("content"), f"{place}.source.content")
         text = "".join(each["text"] for each in found)
     else:
         advice = "send a text, or upload it to /v1/files and send its file_id"
-        _refuse(f"{place}.source.type", f"{kind!r} is not supported: {advice}", "unsupported")
+        refuse_field(f"{place}.source.type", f"{kind!r} is not supported: {advice}", "unsupported")
     if len(gathered.documents) == gathered.max_documents:
         most = f"this server takes {gathered.max_documents} documents at most"
-        _refuse(place, f"is one document too many, as {most}: send fewer")
+        refuse_field(place, f"is one document too many, as {most}: send fewer")
     base = title if isinstance(title, str) and title else "document"
     name, names = base, gathered.names
     while name in names:
@@ -317,7 +307,7 @@ def _read_document(gathered: _Gathered, block: Mapping[str, Any], place: str) ->
 def _read_failure(is_error: Any, where: str) -> Iterator[Json]:
     """Yield what tells a model that a call failed, for which chat templates have no field."""
     if not isinstance(is_error, bool | None):
-        _refuse(where, "must be true or false")
+        refuse_field(where, "must be true or false")
     if is_error:
         yield {"type": "text", "text": "The call failed.\n"}
 
@@ -327,11 +317,11 @@ def _read_texts(content: Any, where: str) -> Iterator[Json]:
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
     if not isinstance(content, list):
-        _refuse(where, "must be a string or a list of blocks")
+        refuse_field(where, "must be a string or a list of blocks")
     for index, block in enumerate(content):
         if not isinstance(block, Mapping) or block.get("type") != "text":
-            _refuse(f"{where}[{index}].type", "must be 'text'", "unsupported")
-        yield {"type": "text", "text": _text_of(block, "text", f"{where}[{index}]")}
+            refuse_field(f"{where}[{index}].type", "must be 'text'", "unsupported")
+        yield {"type": "text", "text": read_text(block, "text", f"{where}[{index}]")}
 
 
 def _read_tools(body: MessagesRequest) -> Json:
@@ -341,7 +331,7 @@ def _read_tools(body: MessagesRequest) -> Json:
     for index, tool in enumerate(body.tools):
         if tool.get("type", "custom") not in ("custom", None):
             what = f"{tool['type']!r} is not supported: a tool is one that you run"
-            _refuse(f"tools[{index}].type", what, "unsupported")
+            refuse_field(f"tools[{index}].type", what, "unsupported")
         function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
         function |= {name: tool[name] for name in ("description", "strict") if name in tool}
         tools.append({"type": "function", "function": function})
@@ -354,7 +344,7 @@ def _read_tools(body: MessagesRequest) -> Json:
     elif isinstance(kind, str) and kind in _CHOICES:
         chat["tool_choice"] = _CHOICES[kind]
     else:
-        _refuse("tool_choice.type", "must be 'auto', 'any', 'tool' or 'none'")
+        refuse_field("tool_choice.type", "must be 'auto', 'any', 'tool' or 'none'")
     if choice.get("disable_parallel_tool_use"):
         chat["parallel_tool_calls"] = False
     return chat
@@ -364,7 +354,9 @@ def _read_thinking(body: MessagesRequest) -> Json:
     if (given := body.thinking) is None:
         return {}
     if given.budget_tokens is not None and given.budget_tokens >= body.max_tokens:
-        _refuse("thinking.budget_tokens", "must be below max_tokens, as the answer comes after it")
+        refuse_field(
+            "thinking.budget_tokens", "must be below max_tokens, as the answer comes after it"
+        )
     chat: Json = {
         "chat_template_kwargs": {"enable_thinking": given.type != "disabled"},
         "include_reasoning": given.display != "omitted",
@@ -380,18 +372,7 @@ def _read_form(given: Json) -> Json:
     form = given.get("format")
     if isinstance(form, dict):
         if form.get("type") != "json_schema":
-            _refuse("output_config.format.type", "must be 'json_schema'")
+            refuse_field("output_config.format.type", "must be 'json_schema'")
         schema = {"name": "answer", "schema": form.get("schema")}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     return chat
-
-
-def _text_of(block: Any, name: str, where: str) -> str:
-    text = block.get(name)
-    if not isinstance(text, str):
-        _refuse(f"{where}.{name}", "must be a string")
-    return text
-
-
-def _refuse(param: str, why: str, code: str = "invalid_value") -> NoReturn:
-    raise BadRequest(f"{param} {why}.", param, code)

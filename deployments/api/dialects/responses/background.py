@@ -19,11 +19,11 @@ from starlette.responses import JSONResponse, Response
 from deployments.api.dialects.responses.body.input_items import Json
 from deployments.api.dialects.responses.growing_response import LAST_EVENTS
 from deployments.api.dialects.responses.remembering import Memory
-from deployments.api.dialects.responses.responses_reply import ResponsesReply, frame
+from deployments.api.dialects.responses.responses_reply import ResponsesReply
 from deployments.api.http.dialect import Events
 from deployments.api.http.error_responses import http_error
 from deployments.api.http.event_feed import EventFeed
-from deployments.api.http.event_stream import EventStream
+from deployments.api.http.event_stream import EventStream, frame_event
 from deployments.config.tenants import TENANT
 from library.library_access import LibraryAccess
 
@@ -102,7 +102,9 @@ async def tell_error(error: Exception) -> bytes:
     """Return the event that ends a stream which cannot go on; the response itself may."""
     told = http_error(error).body["error"]
     names = ("code", "message", "param")
-    return frame({"type": "error", "sequence_number": 0} | {name: told[name] for name in names})
+    return frame_event(
+        {"type": "error", "sequence_number": 0} | {name: told[name] for name in names}
+    )
 
 
 class BackgroundAnswers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from deployments.api.backend.continuing import Cursor
 from deployments.api.dialects.responses.body.input_items import Json, name_items, seal
@@ -26,7 +26,7 @@ from deployments.config.api_config import ApiConfig
 from rapid.errors import BadRequest
 from rapid.messages import GenerateRequest
 from rapid.ports import Clock
-from rapid.requests.refusing import bad_request
+from rapid.requests.refusing import validate_fields
 from rapid.requests.request_fields import MAX_NAME, Fields, Text
 
 _ASK = (
@@ -62,10 +62,7 @@ class CompactDialect(ResponsesDialect):
         return asked, sent
 
     def _fields(self, body: bytes) -> Json:
-        try:
-            given = CompactRequest.model_validate(parse_object(body))
-        except ValidationError as error:
-            raise bad_request(error, CompactRequest) from None
+        given = validate_fields(CompactRequest, parse_object(body))
         said = given.input or []
         said = [{"role": "user", "content": said}] if isinstance(said, str) else said
         names = ("model", "previous_response_id", "instructions", "service_tier")

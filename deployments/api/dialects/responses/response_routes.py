@@ -13,10 +13,9 @@ from starlette.responses import JSONResponse, Response
 from deployments.api.dialects.responses.background import BackgroundAnswers, tell_error
 from deployments.api.dialects.responses.body.input_items import Json
 from deployments.api.dialects.responses.growing_response import tell_again
-from deployments.api.dialects.responses.responses_reply import frame
 from deployments.api.files.file_routes import Endpoint, read_cut
 from deployments.api.files.objects import list_of
-from deployments.api.http.event_stream import EventStream
+from deployments.api.http.event_stream import EventStream, frame_event
 from library.library_access import LibraryAccess
 from library.responses.kept_responses import Progress
 from library.storage.listing import Cut
@@ -125,7 +124,7 @@ def _tell_part(row: ResponseRow, after: int) -> tuple[bytes, int]:
     told, last = bytearray(), after
     for event in tell_again(row.response, row.steps):  # each as it is now: its items grow on
         if event["sequence_number"] > after:
-            told += frame(event)
+            told += frame_event(event)
             last = event["sequence_number"]
     return bytes(told), last
 

@@ -16,6 +16,7 @@ from deployments.api.dialects.responses.body.responses_request import (
 )
 from deployments.api.dialects.responses.remembering import Memory
 from deployments.api.dialects.responses.responses_reply import ResponsesReply
+from deployments.api.http.dialect import Dialect
 from deployments.api.http.json_bodies import parse_object
 from deployments.config.api_config import ApiConfig
 from library.library_access import LibraryAccess
@@ -23,10 +24,8 @@ from rapid.messages import GenerateRequest
 from rapid.ports import Clock
 
 
-class ResponsesDialect:
+class ResponsesDialect(Dialect):
     """The dialect of ``/v1/responses``."""
-
-    media_types = ("application/json",)
 
     def __init__(self, library: LibraryAccess | None) -> None:
         """Create the dialect.
@@ -76,10 +75,6 @@ class ResponsesDialect:
 
     async def _recall(self, tenant: str, asked: ResponsesRequest, config: ApiConfig) -> Past:
         return await self._memory.recall(tenant, asked, config)
-
-    def render_refusal(self, body: Json) -> Json:
-        """Return OpenAI's body as it is."""
-        return body
 
     def reply(
         self, asked: ResponsesQuestion, cursor: Cursor, fingerprint: str, began: float, clock: Clock

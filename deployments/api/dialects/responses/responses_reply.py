@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
 
@@ -22,6 +21,7 @@ from deployments.api.dialects.responses.body.responses_request import ResponsesQ
 from deployments.api.dialects.responses.growing_response import GrowingResponse, hide_results
 from deployments.api.dialects.responses.remembering import Memory
 from deployments.api.http.dialect import Events
+from deployments.api.http.event_stream import frame_event
 from library.responses.running_responses import Growth
 from rapid.errors import BadRequest, EngineFailed, LibraryUnavailable
 from rapid.events import (
@@ -100,11 +100,11 @@ class ResponsesReply:
         """Return an event as it is now, made in a thread if it tells all that was answered."""
         # Four of the last events do, with its log-probabilities: megabytes. Others are small, and
         # tell of what grows on meanwhile.
-        return await asyncio.to_thread(frame, event) if self.is_ending else frame(event)
+        return await asyncio.to_thread(frame_event, event) if self.is_ending else frame_event(event)
 
     def render_error(self, body: Json) -> bytes:
         """Return the events that end a stream with an error."""
-        return b"".join(map(frame, self._growing.break_off("failed", _as_error(body))))
+        return b"".join(map(frame_event, self._growing.break_off("failed", _as_error(body))))
 
     async def queue(self) -> list[Json]:
         """Keep a response in the background that is about to be answered; return its events."""
@@ -148,12 +148,12 @@ class ResponsesReply:
                 for each in self._growing.begin():
                     yield each
             elif isinstance(event, ThinkingDelta):
-                self._observe()
+                self._timing.observe(self._clock())
                 if self._asked.chat.shows_thinking:
                     for each in self._growing.add_thoughts(event.text):
                         yield each
             elif isinstance(event, TextDelta):
-                self._observe()
+                self._timing.observe(self._clock())
                 finish_reason = event.finish_reason or finish_reason
                 if event.text or event.logprobs:
                     for each in self._growing.add_text(event.text, render_tokens(event.logprobs)):
@@ -204,10 +204,6 @@ class ResponsesReply:
         if ended["status"] in ("cancelled", "failed"):
             return [*self._growing.break_off(ended["status"], ended["error"])]
         return self.lose()
-
-    def _observe(self) -> None:
-        if self._timing.first_token is None:
-            self._timing.first_token = self._clock()
 
     def _end(self, receipt: Receipt, *, is_cut: bool) -> Json:
         """Return the response at its end."""
@@ -298,9 +294,3 @@ def _tell_tool(tool: Json) -> Json:
     if tool.get("type") != "function":
         return tool
     return {"type": "function", "description": None, "parameters": None, "strict": False} | tool
-
-
-def frame(event: Json) -> bytes:
-    """Return one event of a stream, in ASCII because some clients take U+2028 for a line's end."""
-    data = json.dumps(event, separators=(",", ":"), allow_nan=False)
-    return f"event: {event['type']}\ndata: {data}\n\n".encode()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from rapid.errors import BadRequest
+from deployments.api.dialects.renaming import read_text, refuse_field
 
 Json = dict[str, Any]
 
@@ -48,13 +48,13 @@ def check_told(value: object, where: str) -> None:
         BadRequest: It has what JSON or UTF-8 has not, or is nested deeply; the field is named.
     """
     if not _is_flat(value, _MOST_LEVELS):
-        _refuse(where, f"is nested in more than {_MOST_LEVELS} levels: send it flatter")
+        refuse_field(where, f"is nested in more than {_MOST_LEVELS} levels: send it flatter")
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        _refuse(where, "has a lone surrogate (half of an escaped character): send whole ones")
+        refuse_field(where, "has a lone surrogate (half of an escaped character): send whole ones")
     except ValueError:
-        _refuse(where, "has NaN or Infinity, which JSON has not: send a finite number or null")
+        refuse_field(where, "has NaN or Infinity, which JSON has not: send a finite number or null")
 
 
 def name_items(items: Iterable[Json], unique: str) -> list[Json]:
@@ -150,40 +150,40 @@ def _as_part(part: Json) -> Json:
 
 def _read_item(item: object, where: str) -> Json:
     if not isinstance(item, Mapping):
-        _refuse(where, "must be an object")
+        refuse_field(where, "must be an object")
     check_told(list(item), where)
     for name, value in item.items():
         check_told(value, f"{where}.{name}")
     kind = item.get("type", "message" if "role" in item else None)
     if kind == "message":
         if item.get("role") not in _ROLES:
-            _refuse(f"{where}.role", f"must be one of {', '.join(map(repr, _ROLES))}")
+            refuse_field(f"{where}.role", f"must be one of {', '.join(map(repr, _ROLES))}")
         usual = "output_text" if item["role"] == "assistant" else "input_text"
         content = _read_parts(item.get("content"), usual, f"{where}.content")
         kept: Json = _keep_id(item, where) | {"type": "message", "role": item["role"]}
         if (phase := item.get("phase")) is not None:
             if phase not in _PHASES:
-                _refuse(f"{where}.phase", f"must be one of {', '.join(map(repr, _PHASES))}")
+                refuse_field(f"{where}.phase", f"must be one of {', '.join(map(repr, _PHASES))}")
             kept["phase"] = phase
         return kept | {"status": "completed", "content": content}
     if kind in ("function_call", "function_call_output"):
         names = ("call_id", "name", "arguments") if kind == "function_call" else ("call_id",)
         kept = _keep_id(item, where) | {"type": kind, "status": "completed"}
-        kept |= {name: _text_of(item, name, where) for name in names}
+        kept |= {name: read_text(item, name, where) for name in names}
         if kind == "function_call_output":
             kept["output"] = _read_parts(item.get("output"), "input_text", f"{where}.output")
         return kept
     if kind == "compaction":
-        sealed = _text_of(item, "encrypted_content", where)
+        sealed = read_text(item, "encrypted_content", where)
         try:
             unseal(sealed)
         except ValueError:
-            _refuse(f"{where}.encrypted_content", "is not of /v1/responses/compact here")
+            refuse_field(f"{where}.encrypted_content", "is not of /v1/responses/compact here")
         return _keep_id(item, where) | {"type": kind, "encrypted_content": sealed}
     if kind in _SILENT:
         return _keep_id(item, where) | {k: v for k, v in item.items() if k != "id"}
     known = "a message, function_call, function_call_output or compaction"
-    _refuse(f"{where}.type", f"{kind!r} is not supported: an item is {known}", "unsupported")
+    refuse_field(f"{where}.type", f"{kind!r} is not supported: an item is {known}", "unsupported")
 
 
 def _is_flat(value: object, most_levels: int) -> bool:
@@ -197,14 +197,14 @@ def _read_parts(content: object, usual: str, where: str) -> list[Json]:
     if isinstance(content, str):
         content = [{"type": usual, "text": content}]
     if not isinstance(content, list):
-        _refuse(where, "must be a string or a list of parts")
+        refuse_field(where, "must be a string or a list of parts")
     parts = []
     for index, part in enumerate(content):
         place = f"{where}[{index}]"
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in _TEXTS:
             name = "refusal" if kind == "refusal" else "text"
-            kept = {"type": kind, name: _text_of(part, name, place)}
+            kept = {"type": kind, name: read_text(part, name, place)}
             if kind == "output_text":
                 annotations = part.get("annotations")
                 kept["annotations"] = annotations if isinstance(annotations, list) else []
@@ -213,26 +213,15 @@ def _read_parts(content: object, usual: str, where: str) -> list[Json]:
             for name in ("file_data", "file_url"):
                 if part.get(name) is not None:
                     advice = "upload it to /v1/files and send its file_id"
-                    _refuse(f"{place}.{name}", f"is not supported: {advice}", "unsupported")
-            parts.append({"type": kind, "file_id": _text_of(part, "file_id", place)})
+                    refuse_field(f"{place}.{name}", f"is not supported: {advice}", "unsupported")
+            parts.append({"type": kind, "file_id": read_text(part, "file_id", place)})
         else:
-            _refuse(f"{place}.type", f"{kind!r} is not supported: send text", "unsupported")
+            refuse_field(f"{place}.type", f"{kind!r} is not supported: send text", "unsupported")
     return parts
 
 
 def _keep_id(item: Mapping[str, Any], where: str) -> Json:
     if item.get("id") is None:
         return {}
-    given = _text_of(item, "id", where)
+    given = read_text(item, "id", where)
     return {"id": given} if 0 < len(given) <= 128 else {}  # OpenAI's and ours are shorter
-
-
-def _text_of(item: Mapping[str, Any], name: str, where: str) -> str:
-    text = item.get(name)
-    if not isinstance(text, str):
-        _refuse(f"{where}.{name}", "must be a string")
-    return text
-
-
-def _refuse(param: str, why: str, code: str = "invalid_value") -> NoReturn:
-    raise BadRequest(f"{param} {why}.", param, code)

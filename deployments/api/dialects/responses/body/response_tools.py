@@ -5,26 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from deployments.api.dialects.responses.body.input_items import Json
 from deployments.api.files.bodies_of_files import RankingOptions
 from deployments.api.http.field_table import FieldTable
 from library.files.attribute_filters import AttributeFilter
 from rapid.errors import BadRequest
-from rapid.requests.refusing import bad_request
-from rapid.requests.request_fields import Fields, Text
+from rapid.requests.refusing import validate_fields
+from rapid.requests.request_fields import OpenFields, Text
 
 _TOOL_CHOICES = ("none", "auto", "required")
 
 
-class OwnFields(Fields):
-    """Base of parts of a body in which other fields are left to other checks."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class FileSearch(OwnFields):
+class FileSearch(OpenFields):
     """The tool that searches stored documents; the answer's model reads all of them.
 
     Attributes:
@@ -69,9 +63,8 @@ def read_tools(tools: Sequence[Json], choice: Any) -> tuple[FileSearch | None, d
             if search is not None:
                 raise BadRequest(f"{where} is a second file_search: name all stores in one.", where)
             try:
-                search = FileSearch.model_validate(tool)
-            except ValidationError as error:
-                refused = bad_request(error, FileSearch)
+                search = validate_fields(FileSearch, tool)
+            except BadRequest as refused:
                 param = f"{where}.{refused.param}"
                 raise BadRequest(f"{where}.{refused}", param, refused.code) from None
         else:

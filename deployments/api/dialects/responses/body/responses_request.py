@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from deployments.api.dialects.chat.chat_request import ChatRequest
 from deployments.api.dialects.chat.parsing import CHAT_FIELDS, refuse_misplaced
@@ -19,7 +19,6 @@ from deployments.api.dialects.responses.body.input_items import as_messages, che
 from deployments.api.dialects.responses.body.response_tools import (
     TOOLS,
     FileSearch,
-    OwnFields,
     allow,
     choose,
     read_tools,
@@ -28,8 +27,8 @@ from deployments.api.files.bodies_of_files import Metadata
 from deployments.api.http.dialect import StoredNames
 from deployments.api.http.field_table import FieldTable
 from deployments.config.api_config import ApiConfig
-from rapid.requests.refusing import bad_request
-from rapid.requests.request_fields import MAX_NAME, MAX_QUERY, Text, refuse
+from rapid.requests.refusing import validate_fields
+from rapid.requests.request_fields import MAX_NAME, MAX_QUERY, OpenFields, Text, refuse
 
 Json = dict[str, Any]
 Include = Literal[
@@ -65,20 +64,20 @@ _NAMES_HERE = {
 }
 
 
-class TextOptions(OwnFields):
+class TextOptions(OpenFields):
     """The ``text`` of a request."""
 
     format: dict[str, Any] | None = None
     verbosity: Text | None = None
 
 
-class ConversationName(OwnFields):
+class ConversationName(OpenFields):
     """A conversation as an object."""
 
     id: Text
 
 
-class ReasoningSettings(OwnFields):
+class ReasoningSettings(OpenFields):
     """The ``reasoning`` of a request; a summary of it is never made.
 
     Attributes:
@@ -106,7 +105,7 @@ def _is_text_or(kind: type, what: str) -> BeforeValidator:
 Input = Annotated[Any, _is_text_or(list, "a list of items")]
 
 
-class ResponsesRequest(OwnFields):
+class ResponsesRequest(OpenFields):
     """The fields of ``POST /v1/responses`` that a chat has not, or by another name."""
 
     model: Text = Field(max_length=MAX_NAME)
@@ -237,10 +236,7 @@ def read_body(fields: Json) -> tuple[ResponsesRequest, Sequence[str]]:
     ignored = RESPONSES_FIELDS.list_ignored(fields)  # which refuses those that are not supported
     for name in ("tools", "tool_choice", "text"):  # which the response repeats as they are
         check_told(fields.get(name), name)
-    try:
-        return ResponsesRequest.model_validate(fields), ignored
-    except ValidationError as error:
-        raise bad_request(error, ResponsesRequest) from None
+    return validate_fields(ResponsesRequest, fields), ignored
 
 
 def ask(

@@ -14,7 +14,7 @@ import pytest
 from openai.types.responses import ResponseIncompleteEvent
 
 from deployments.api.dialects.responses import responses_reply
-from deployments.api.dialects.responses.responses_reply import frame
+from deployments.api.http.event_stream import frame_event
 from deployments.api.ingress import Ingress
 from deployments.config.tenants import TENANT
 from library.library_access import LibraryAccess
@@ -295,9 +295,9 @@ async def test_what_tells_a_whole_answer_is_written_beside_the_event_loop(
 
     def note(event: Any) -> bytes:
         written.append((event["type"], threading.current_thread() is threading.main_thread()))
-        return frame(event)
+        return frame_event(event)
 
-    monkeypatch.setattr(responses_reply, "frame", note)
+    monkeypatch.setattr(responses_reply, "frame_event", note)
     asked = ASK | {"background": background, "stream": True}
     told = [each async for each in await world.client().responses.create(**asked)]
     kinds = [kind for kind, _ in written]
