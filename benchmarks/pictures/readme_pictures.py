@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.ticker import NullLocator
 
-from evaluation.reports.curves import SMALL, WHISKERS, label_ends
+from evaluation.reports.drawing.curves import SMALL, WHISKERS, label_ends
 from evaluation.reports.run_results import RunResults
 
 KEPT = ROOT / "benchmarks" / "results" / "eval" / "laptop"

@@ -14,9 +14,9 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from evaluation.reports import plots
 from evaluation.reports.conditions import conditions, etas
 from evaluation.reports.costs import drafts_accepted, operations, phases, speed
+from evaluation.reports.drawing import plots
 from evaluation.reports.estimates import LEAST_ITEMS
 from evaluation.reports.run_results import SHARDS, RunResults
 from evaluation.reports.scores import (

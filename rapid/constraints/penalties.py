@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from rapid.constraints.shaping import Shaping, SteadyShaping
+from rapid.constraints.shaping import Shaping
 from rapid.errors import BadRequest
 
 
-class Counting(Shaping):
-    """A shaping by how often the answer has each token."""
+class Following(Shaping):
+    """A shaping by the tokens of the answer, and how often it has each."""
 
     def __init__(self) -> None:
         self._said: list[int] = []
@@ -32,7 +32,7 @@ class Counting(Shaping):
         del self._said[first:]
 
 
-class Penalties(Counting):
+class Penalties(Following):
     """Subtracts ``presence + frequency * count`` from the logits of tokens that were said.
 
     The prompt does not count. Source: OpenAI, "Advanced usage", frequency and presence penalties.
@@ -52,7 +52,7 @@ class Penalties(Counting):
         return shaped
 
 
-class RepetitionPenalty(Counting):
+class RepetitionPenalty(Following):
     """Divides positive logits of tokens in prompt or answer, and multiplies negative ones.
 
     Source: Keskar et al., "CTRL", arXiv 1909.05858, section 4.1, with vLLM's sign rule.
@@ -76,13 +76,13 @@ class RepetitionPenalty(Counting):
         return shaped
 
 
-class BadWords(Shaping):
+class BadWords(Following):
     """Forbids the last token of each of some words behind the others (vLLM's ``bad_words``)."""
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        super().__init__()
         self._always = [word[-1] for word in words if len(word) == 1]
         self._words = [tuple(word) for word in words if len(word) > 1]
-        self._said: list[int] = []
 
     @override
     def shape(self, row: torch.Tensor) -> torch.Tensor:
@@ -94,14 +94,6 @@ class BadWords(Shaping):
         shaped = row.clone()
         shaped[[*self._always, *after]] = -torch.inf
         return shaped
-
-    @override
-    def advance(self, token_ids: Sequence[int]) -> None:
-        self._said += token_ids
-
-    @override
-    def roll_back(self, num_tokens: int) -> None:
-        del self._said[len(self._said) - num_tokens :]
 
 
 class LeastLength(Shaping):
@@ -127,7 +119,7 @@ class LeastLength(Shaping):
         self._num_left += num_tokens
 
 
-class AllowedTokens(SteadyShaping):
+class AllowedTokens(Shaping):
     """Forbids all tokens but a few (vLLM's ``allowed_token_ids``)."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
@@ -140,7 +132,7 @@ class AllowedTokens(SteadyShaping):
         return shaped.index_copy_(0, ids, row[ids])
 
 
-class SomeTokenLeft(SteadyShaping):
+class SomeTokenLeft(Shaping):
     """Refuses a row of which several bounds together have left nothing."""
 
     @override

@@ -15,16 +15,18 @@ from typing_extensions import override
 
 
 class Shaping(Protocol):
-    """Shaping of one answer's logits; its state follows the tokens before the next row."""
+    """Shaping of one answer's logits; its state, if any, follows the tokens before the next row."""
 
     def shape(self, row: torch.Tensor) -> torch.Tensor:
         """Return the shaped logits of the next token [vocab]; `row` stays as it is."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Move the state behind tokens that follow."""
+        return
 
     def roll_back(self, num_tokens: int) -> None:
         """Move the state back before the last `num_tokens` tokens."""
+        return
 
     def find_forced(self) -> int | None:
         """Return the only token that may come next; None where it is not known to be the only."""
@@ -39,19 +41,7 @@ class Shaping(Protocol):
         return
 
 
-class SteadyShaping(Shaping):
-    """A shaping that is the same at every position."""
-
-    @override
-    def advance(self, token_ids: Sequence[int]) -> None:
-        pass
-
-    @override
-    def roll_back(self, num_tokens: int) -> None:
-        pass
-
-
-class LogitBias(SteadyShaping):
+class LogitBias(Shaping):
     """OpenAI's ``logit_bias``: numbers added to the logits of some tokens, at every position."""
 
     def __init__(self, biases: Sequence[tuple[int, float]]) -> None:

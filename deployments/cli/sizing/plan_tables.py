@@ -213,32 +213,28 @@ def _speeds(
     target: Replica, drafter: Replica, how: Speculating, gpu_hour: float | None
 ) -> tuple[float, dict[str, str]]:
     """Return the best speedup of a pair, and the rows of its column by name."""
-    from rapid.planning.schedules import cheapest, fastest, plain_gpu_seconds
-
-    step_s, plain = target.plain_s(how.batch), plain_gpu_seconds(target, how.batch)
+    told = _describe_speed(target, drafter, how)
+    plain = told["plain_gpu_s_per_million"]
     cost = "GPU-s" if gpu_hour is None else "price"
     apart = drafter.num_gpus > 0
     gpus = f"{drafter.num_gpus} GPU{'s' * (drafter.num_gpus > 1)}" if apart else "the target's"
     rows = {
-        "plain: ms a step": f"{step_s * 1e3:.1f}",
-        "plain: tokens/s": f"{how.batch / step_s:.0f}",
+        "plain: ms a step": f"{told['plain_step_s'] * 1e3:.1f}",
+        "plain: tokens/s": f"{told['plain_tokens_per_s']:.0f}",
         f"plain: {cost}/1M": _cost(plain, gpu_hour),
-        "prefill of one context, s": f"{target.prefill_s():.1f}",
+        "prefill of one context, s": f"{told['prefill_s']:.1f}",
         "tokens verified in a plain step": str(target.free_rows(how.batch)),
-        f"drafted token on {gpus}, ms": f"{drafter.draft_s(how.batch) * 1e3:.1f}",
+        f"drafted token on {gpus}, ms": f"{told['drafted_token_s'] * 1e3:.1f}",
     }
     best = 0.0
     for schedule in _schedules(drafter):
-        quick = fastest(target, drafter, how, schedule)
-        cheap = cheapest(target, drafter, how, schedule)
-        best = max(best, quick.speedup)
-        rows[f"{schedule}: speedup"] = f"{quick.speedup:.2f} at {quick.draft_length}"
+        of = told[schedule.replace(" ", "_")]
+        best, gpu_s = max(best, of["speedup"]), of["gpu_s_per_million"]
+        rows[f"{schedule}: speedup"] = f"{of['speedup']:.2f} at {of['draft_length']}"
         if apart:
-            ratio = f"1:{cheap.targets_per_drafter}"
-            rows[f"{schedule}: cheapest"] = f"{ratio} {cheap.speedup:.2f}"
-        rows[f"{schedule}: {cost}/1M, of plain"] = (
-            f"{_cost(cheap.gpu_seconds, gpu_hour)} {cheap.gpu_seconds / plain:.2f}"
-        )
+            ratio = f"1:{of['targets_per_drafter']}"
+            rows[f"{schedule}: cheapest"] = f"{ratio} {of['cheapest_speedup']:.2f}"
+        rows[f"{schedule}: {cost}/1M, of plain"] = f"{_cost(gpu_s, gpu_hour)} {gpu_s / plain:.2f}"
     return best, rows
 
 

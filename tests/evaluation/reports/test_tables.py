@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from evaluation.reports.curves import spread
+from evaluation.reports.drawing.curves import spread
 from evaluation.reports.estimates import Estimate, mean
 from evaluation.reports.report import write
 from evaluation.reports.tables import table, with_interval, with_sign

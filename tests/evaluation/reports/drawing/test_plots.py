@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from evaluation.reports import curves, plots
+from evaluation.reports.drawing import curves, plots
 from evaluation.reports.report import write
 from evaluation.reports.run_results import RunResults
 from evaluation.results import Result

@@ -16,7 +16,7 @@ matplotlib.use("Agg")  # before pyplot is imported, so that no display is needed
 from matplotlib import pyplot
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from evaluation.reports.curves import (
+from evaluation.reports.drawing.curves import (
     SMALL,
     WHISKERS,
     Curve,

@@ -1,0 +1,1 @@
+"""Plots of a run, and the parts that they are made of."""
