@@ -65,9 +65,7 @@ def measure(root: Path = ROOT) -> Measures:
             "circles": sum(len(house.circles) for house in houses.values()),
             "repeated_class_names": _count_repeated(classes),
             "repeated_module_names": _count_repeated(modules),
-            "functions_named_by_participles": sum(
-                is_named_by_participle(node) for _, node in nodes
-            ),
+            "functions_named_by_participles": sum(map(is_named_by_participle, nodes)),
             "private_imports_of_ray": sum(
                 _is_private_import_of_ray(node) for path, node in nodes if path != PRIVATE_PARTS
             ),
