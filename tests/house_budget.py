@@ -67,7 +67,7 @@ def measure(root: Path = ROOT) -> Measures:
             "repeated_module_names": _count_repeated(modules),
             "functions_named_by_participles": sum(map(is_named_by_participle, nodes)),
             "private_imports_of_ray": sum(
-                _is_private_import_of_ray(node) for path, node in nodes if path != PRIVATE_PARTS
+                _is_private_import_of_ray(node) for path, node in walked if path != PRIVATE_PARTS
             ),
         },
         "rooms": {folder: len(house.imports) for folder, house in houses.items() if house.imports},
