@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -234,10 +233,9 @@ class Ingestion:
 
         config = self._library.config
         with tempfile.TemporaryFile() as copy:  # without a name: a crash leaves nothing of it
-            path = Path(f"/dev/fd/{copy.fileno()}")
-            await self._library.blobs.download(original_of(file.id), path)
+            await self._library.blobs.download(original_of(file.id), copy)
             parse = self._readers.parse_file
-            return await parse(path, file.filename, config.parsing_limits, tell)
+            return await parse(copy, file.filename, config.parsing_limits, tell)
 
     async def _add_to_index(self, job: JobRow) -> None:
         """Index the text of a file for a vector store."""

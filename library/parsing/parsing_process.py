@@ -48,7 +48,7 @@ class FileReaders:
 
     async def parse_file(
         self,
-        path: str | Path,
+        file: BinaryIO,
         filename: str,
         limits: ParsingLimits | None = None,
         on_progress: Progress | None = None,
@@ -56,7 +56,7 @@ class FileReaders:
         """Return a file's text.
 
         Args:
-            path: The file.
+            file: The file; it is read from where it stands.
             filename: What its owner calls it.
             limits: What reading may cost.
             on_progress: Called now and then with the number of pages done and of pages.
@@ -70,8 +70,8 @@ class FileReaders:
         answer, answers = os.pipe()
         control, controls = socket.socketpair()
         try:
-            with _open(path, limits) as file:
-                self._send(order, [file.fileno(), answers, controls.fileno()])
+            limits.check_size(os.fstat(file.fileno()).st_size)
+            self._send(order, [file.fileno(), answers, controls.fileno()])
         except BaseException:
             os.close(answer)
             control.close()
@@ -132,16 +132,6 @@ class FileReaders:
             self._orders.close()
             self._worker.wait()  # it ends when it sees that, within milliseconds
         self._orders = self._worker = None
-
-
-def _open(path: str | Path, limits: ParsingLimits) -> BinaryIO:
-    file = open(path, "rb")  # noqa: SIM115 (the caller closes it)
-    try:
-        limits.check_size(os.fstat(file.fileno()).st_size)
-    except UnreadableFile:
-        file.close()
-        raise
-    return file
 
 
 async def _receive(

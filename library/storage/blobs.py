@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import obstore
 from obstore.exceptions import BaseError
@@ -87,15 +87,15 @@ class Blobs:
             async for part in found.stream(min_chunk_size=_PART_BYTES):
                 yield bytes(part)
 
-    async def download(self, name: str, path: Path) -> None:
-        """Write the bytes of a name to a file; errors are those of `read`."""
+    async def download(self, name: str, copy: BinaryIO) -> None:
+        """Write the bytes of a name to an open file; errors are those of `read`."""
         with _errors_named():
-            await asyncio.to_thread(self._download, name, path)
+            await asyncio.to_thread(self._download, name, copy)
 
-    def _download(self, name: str, path: Path) -> None:
-        with path.open("wb") as copy:
-            for part in obstore.get(self._store, name).stream(min_chunk_size=_PART_BYTES):
-                copy.write(part)
+    def _download(self, name: str, copy: BinaryIO) -> None:
+        for part in obstore.get(self._store, name).stream(min_chunk_size=_PART_BYTES):
+            copy.write(part)
+        copy.seek(0)  # which also writes what is buffered
 
     async def sizes(self, names: Sequence[str]) -> dict[str, int]:
         """Return the bytes of those names that are there."""

@@ -18,8 +18,8 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
-from typing import Any
+from pathlib import PurePath
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 import httpx
@@ -36,7 +36,8 @@ from library.accounts import api_keys
 from library.accounts.books import Accounts
 from library.ingestion import Ingestion
 from library.library_access import Library, LibraryAccess
-from library.parsing import ParsedText, ParsingLimits, read_text
+from library.parsing import ParsedText, ParsingLimits
+from library.parsing.reading import read_file
 from library.upkeep import verify
 from rapid.errors import BadRequest
 from rapid.events import GenerationEvent, TextDelta
@@ -488,9 +489,9 @@ def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read files in this process, and wait for no certificate: others test these."""
 
     async def parse(
-        _: object, path: Path, filename: str, limits: ParsingLimits | None = None, *__: Any
+        _: object, file: BinaryIO, filename: str, limits: ParsingLimits, *__: Any
     ) -> ParsedText:
-        return read_text(path, filename, limits)
+        return read_file(file, PurePath(filename).suffix, limits)
 
     monkeypatch.setattr("library.parsing.FileReaders.parse_file", parse)
     monkeypatch.setattr("deployments.api.files.file_routes._FORGETTING_S", 0.0)

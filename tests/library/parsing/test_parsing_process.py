@@ -42,11 +42,12 @@ def replace_reader(monkeypatch):
     return replace
 
 
-async def parse_file(*args, **kwargs):
+async def parse_file(path, *args, **kwargs):
     """Read one file, by processes that end with it."""
     readers = FileReaders()
     try:
-        return await readers.parse_file(*args, **kwargs)
+        with path.open("rb") as file:
+            return await readers.parse_file(file, *args, **kwargs)
     finally:
         readers.close()
 
