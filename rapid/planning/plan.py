@@ -107,7 +107,7 @@ IDEAL = Losses(
     | dict.fromkeys(("weights_share", "four_bits_share", "kv_share"), 1.0)
     | {"attention_flops": math.inf, "reduce_s": 9e-6, "network_reduce_s": 30e-6}
 )
-# Python around a step as well, as `benchmarks/decoding/planned.py` measured it on a CPU.
+# Python around a step as well, as `benchmarks/results/planned.md` has it for a CPU.
 LIMIT = replace(IDEAL, step_s=1.5e-4, sequence_s=3e-5)
 
 
