@@ -26,7 +26,7 @@ from typing import Protocol
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from library.files.deletions import Traces, is_pending
-from library.files.stored_documents import chunk_tokens_of
+from library.files.stored_documents import sizes_of
 from library.files.stored_files import layout_of, original_of, text_of
 from library.jobs import LEASE_S, Jobs
 from library.library_access import Library
@@ -254,8 +254,8 @@ class Ingestion:
                 def tell(reading: Reading) -> None:
                     job.num_done, job.num_all = reading.num_read, reading.num_all
 
-                cut = chunk_tokens_of(entry.chunking)  # as searches in the store name it
-                document = Document(file.filename, text, chunk_tokens=cut)
+                sizes = sizes_of(entry.chunking)  # as searches in the store name it
+                document = Document(file.filename, text, chunk_sizes=sizes)
                 await self._index.index(job.tenant, document, tell)
         async with self._library.database.write() as session:
             if not await self._jobs.finish(session, job) or not is_wanted or file is None:

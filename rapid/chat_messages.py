@@ -147,6 +147,19 @@ class ThinkingRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkSizes:
+    """How long the passages of a document are.
+
+    Attributes:
+        tokens: The most tokens of a passage.
+        overlap: How many of them, at its beginning, are the last ones of the passage before.
+    """
+
+    tokens: int
+    overlap: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DocumentRef:
     """A reference to a document: its text is elsewhere (`rapid.ports.DocumentResolver`).
 
@@ -155,18 +168,18 @@ class DocumentRef:
         digest: Hash of the text. It is made once and travels with the document, so that no
             component reads a long text again only to name it.
         num_chars: Length of the text.
-        chunk_tokens: Length of its passages for retrieval; None is the retriever's own.
+        chunk_sizes: Lengths of its passages for retrieval; None are the retriever's own.
     """
 
     name: str
     digest: str
     num_chars: int
-    chunk_tokens: int | None = field(default=None, kw_only=True)
+    chunk_sizes: ChunkSizes | None = field(default=None, kw_only=True)
 
     @property
     def ref(self) -> DocumentRef:
         """The reference alone."""
-        return DocumentRef(self.name, self.digest, self.num_chars, chunk_tokens=self.chunk_tokens)
+        return DocumentRef(self.name, self.digest, self.num_chars, chunk_sizes=self.chunk_sizes)
 
 
 @dataclass(frozen=True, slots=True)

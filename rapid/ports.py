@@ -185,6 +185,11 @@ class Found(Protocol):
     def chunks(self) -> Sequence[Passage]: ...
 
     @property
+    def passages(self) -> Sequence[Passage]:
+        """The chunks without what stands in the ones before, for a prompt with each by itself."""
+        ...
+
+    @property
     def cleared_floor(self) -> bool:
         """Whether any passage was worth showing, even if it did not fit the budget."""
         ...

@@ -1,7 +1,7 @@
-"""Chunking of documents into slices whose concatenation is the document.
+"""Chunking of documents into slices that cover the document, in order.
 
 Chunks end at token boundaries where one is in reach, so their sizes are known without tokenizing
-twice and their offsets are exact.
+twice and their offsets are exact. Each may begin with the last words of the one before.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, TypeVar
 
 TokenOffsets = Callable[[str], Sequence[tuple[int, int]]]
 """``text -> [(start, end), ...]``: the half-open character range of each token, in order."""
@@ -30,6 +30,7 @@ class Chunk:
     Attributes:
         id: ``{document_id}:{index}``, the same whenever the same document is cut the same way.
         num_tokens: Its number of tokens in the tokenization of the whole document.
+        first_token: The number of tokens before it in the document.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Chunk:
     end: int
     text: str
     num_tokens: int
+    first_token: int = field(default=0, kw_only=True)
 
     @property
     def document_id(self) -> str:
@@ -64,28 +66,34 @@ def chunk_text(
     *,
     max_tokens: int,
     max_chars: int | None = None,
+    overlap: int = 0,
     document_id: str = "document",
     name: str = "document",
 ) -> list[Chunk]:
-    """Cut `text` into chunks such that every character is in exactly one, in linear time.
+    """Cut `text` into chunks such that every character is new in exactly one, in linear time.
 
-    Chunks are filled greedily. Each ends, within its second half, at the last paragraph break, else
+    A chunk shares its first tokens with the one before; the rest is new. Chunks are filled
+    greedily. Each ends, within the second half of what is new, at the last paragraph break, else
     the last sentence or line end, else the last word end, else at the bound. A paragraph that fits
     into one chunk is not cut.
 
     Args:
         token_offsets: Returns the tokens' character ranges, such as `hf_token_offsets(tokenizer)`.
-        max_tokens: The most tokens that start in one chunk. Only a single character made of more
-            tokens exceeds it.
+        max_tokens: The most tokens that start in one chunk. Only a single new character made of
+            more tokens than it has left exceeds it.
         max_chars: The most characters in one chunk. Defaults to 16 for each token.
+        overlap: The tokens that a chunk shares with the one before; fewer where these have more
+            than half of `max_chars`, or where a character has several.
         document_id: The prefix of the chunk ids.
 
     Raises:
-        ValueError: A bound is below one.
+        ValueError: A bound is below one, or the overlap is more than half of a chunk.
     """
     max_chars = 16 * max_tokens if max_chars is None else max_chars
     if max_tokens < 1 or max_chars < 1:
         raise ValueError(f"chunks need room: max_tokens={max_tokens}, max_chars={max_chars}")
+    if not 0 <= overlap <= max_tokens // 2:
+        raise ValueError(f"chunks of {max_tokens} tokens cannot share {overlap}")
     # Offsets of a tokenizer that rewrites text may step back by a character; cuts must not.
     starts = list(accumulate((start for start, _ in token_offsets(text)), max))
     return [
@@ -97,9 +105,43 @@ def chunk_text(
             text=text[start:end],
             # A slice inside one huge token still takes room in a prompt.
             num_tokens=max(1, bisect_left(starts, end) - bisect_left(starts, start)),
+            first_token=bisect_left(starts, start),
         )
-        for index, (start, end) in enumerate(_ranges(text, starts, max_tokens, max_chars))
+        for index, (start, end) in enumerate(
+            _ranges(text, starts, _Bounds(max_tokens, max_chars, overlap))
+        )
     ]
+
+
+AnyChunk = TypeVar("AnyChunk", bound=Chunk)
+
+
+def count_shared(before: Chunk, after: Chunk) -> int:
+    """Return how many tokens two chunks of a document, in its order, have in common."""
+    if after.start >= before.end:
+        return 0
+    return before.first_token + before.num_tokens - after.first_token
+
+
+def drop_shared(chunks: Sequence[AnyChunk]) -> list[AnyChunk]:
+    """Return of each chunk what the one before it lacks: together they are the documents' own text.
+
+    Args:
+        chunks: Chunks of documents, those of each one after the other and in its order.
+    """
+    found = [*chunks[:1]]
+    for before, chunk in pairwise(chunks):
+        if before.document_id == chunk.document_id and chunk.start < before.end:
+            num_shared = count_shared(before, chunk)
+            chunk = replace(
+                chunk,
+                start=before.end,
+                text=chunk.text[before.end - chunk.start :],
+                num_tokens=max(0, chunk.num_tokens - num_shared),
+                first_token=chunk.first_token + num_shared,
+            )
+        found.append(chunk)
+    return found
 
 
 def hf_token_offsets(tokenizer: Any) -> TokenOffsets:
@@ -129,17 +171,33 @@ def hf_token_offsets(tokenizer: Any) -> TokenOffsets:
     return token_offsets
 
 
-def _ranges(
-    text: str, starts: Sequence[int], max_tokens: int, max_chars: int
-) -> Iterator[tuple[int, int]]:
-    start = 0
-    while start < len(text):
-        bound = _last_end(len(text), starts, start, max_tokens, max_chars)
+class _Bounds(NamedTuple):
+    max_tokens: int
+    max_chars: int
+    overlap: int
+
+
+def _ranges(text: str, starts: Sequence[int], bounds: _Bounds) -> Iterator[tuple[int, int]]:
+    new = 0
+    while new < len(text):
+        start, bound = _reach(len(text), starts, new, bounds)
         end = bound
         if bound < len(text):
-            end = _nicest_cut(text, starts, start, bound, max_tokens, max_chars)
+            end = _nicest_cut(text, starts, new, bound, bounds)
         yield start, end
-        start = end
+        new = end
+
+
+def _reach(length: int, starts: Sequence[int], new: int, bounds: _Bounds) -> tuple[int, int]:
+    """Return the start of the chunk whose new text begins at `new`, and its largest end."""
+    token = bisect_left(starts, new)
+    since = new - bounds.max_chars // 2
+    if token > bounds.overlap:  # no part of a character of several tokens
+        since = max(since, starts[token - bounds.overlap - 1] + 1)
+    first = bisect_left(starts, since)
+    start = min([new, *starts[first : first + 1]])
+    left = bounds.max_tokens - max(0, token - first), bounds.max_chars - (new - start)
+    return start, _last_end(length, starts, new, *left)
 
 
 def _last_end(
@@ -157,9 +215,7 @@ def _last_end(
     return starts[reach - 1] if reach and starts[reach - 1] > start else start + max_chars
 
 
-def _nicest_cut(
-    text: str, starts: Sequence[int], start: int, bound: int, max_tokens: int, max_chars: int
-) -> int:
+def _nicest_cut(text: str, starts: Sequence[int], start: int, bound: int, bounds: _Bounds) -> int:
     """Return the best token start in the second half of ``text[start:bound]``, or `bound`."""
     half = start + (bound - start) // 2
     for pattern in (_PARAGRAPH_END, _SENTENCE_END, _WORD_END):
@@ -173,7 +229,7 @@ def _nicest_cut(
             if cut > half:
                 return cut
             if pattern is _PARAGRAPH_END:
-                reach = _last_end(len(text), starts, cut, max_tokens, max_chars)
+                _, reach = _reach(len(text), starts, cut, bounds)
                 if reach == len(text) or pattern.search(text, cut, reach + 2):
                     return cut
                 break

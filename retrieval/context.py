@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retrieval.chunking import RetrievedChunk
+from retrieval.chunking import RetrievedChunk, drop_shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class RetrievedContext:
     """The context that retrieval found for a question.
 
     Attributes:
-        chunks: The selected chunks, in document order.
+        chunks: The selected chunks, in document order; neighbours may share words.
         cleared_floor: Whether any chunk scored above the floor, even if it did not fit the budget.
         is_evidence: Whether the chunks have enough to do with the query to rely on them: by a
             configured floor if there is one, else by the embedder's own rule.
@@ -36,11 +36,16 @@ class RetrievedContext:
     timings: RetrievalTimings
 
     @property
+    def passages(self) -> tuple[RetrievedChunk, ...]:
+        """The chunks without what stands in the ones before, so that nothing is read twice."""
+        return tuple(drop_shared(self.chunks))
+
+    @property
     def text(self) -> str:
-        """The chunks joined by blank lines."""
-        return "\n\n".join(chunk.text.strip() for chunk in self.chunks)
+        """The passages joined by blank lines."""
+        return "\n\n".join(each.text.strip() for each in self.passages)
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of the chunks, at most `budget_tokens`."""
-        return sum(chunk.num_tokens for chunk in self.chunks)
+        """The number of tokens of the passages, at most `budget_tokens`."""
+        return sum(each.num_tokens for each in self.passages)

@@ -12,7 +12,7 @@ from itertools import islice
 from rapid.chat_messages import Document, DocumentRef
 from rapid.errors import RetrievalPending
 from rapid.events import Reading, Tell
-from retrieval.chunking import Chunk, TokenOffsets, chunk_text
+from retrieval.chunking import Chunk, TokenOffsets, chunk_text, drop_shared
 from retrieval.embeddings.embedding import Embedder, Embedding
 from retrieval.retrieval_errors import EmbedderFailed
 from retrieval.settings import RetrievalConfig
@@ -88,8 +88,9 @@ class Passages:
         token_offsets: TokenOffsets,
     ) -> None:
         chunks = cut_document(document, config, token_offsets, self._document_id)
-        self.num_tokens = sum(chunk.num_tokens for chunk in chunks)
-        self.chunks = [chunk for chunk in chunks if not chunk.text.isspace()]
+        new = drop_shared(chunks)
+        self.num_tokens = sum(chunk.num_tokens for chunk in new)
+        self.chunks = [c for c, own in zip(chunks, new, strict=True) if own.text.strip()]
         self._rest = iter(embedder.embed_passages([chunk.text for chunk in self.chunks]))
         self._document = None
 
@@ -101,12 +102,13 @@ def cut_document(
     document_id: str = "document",
 ) -> list[Chunk]:
     """Return all passages of a document, cut as it says or else as the settings do."""
-    own = document.chunk_tokens
+    own = document.chunk_sizes
     return chunk_text(
         document.text,
         token_offsets,
-        max_tokens=own or config.chunk_tokens,
+        max_tokens=own.tokens if own else config.chunk_tokens,
         max_chars=None if own else config.max_chunk_chars,
+        overlap=own.overlap if own else 0,
         document_id=document_id,
         name=document.name,
     )
@@ -177,8 +179,10 @@ async def wait_for(entries: Sequence[Entry], wait_s: float | None, tell: Tell | 
 
 def key_of(tenant: str, document: DocumentRef) -> tuple[str, str]:
     """Return the tenant and the id of a document, which begins with that of its text."""
-    cut = () if document.chunk_tokens is None else (str(document.chunk_tokens),)
-    return tenant, f"{text_id_of(tenant, document.digest)}-{_hash(document.name, *cut)}"
+    cut: tuple[int, ...] = ()
+    if (own := document.chunk_sizes) is not None:
+        cut = (own.tokens, own.overlap) if own.overlap else (own.tokens,)
+    return tenant, f"{text_id_of(tenant, document.digest)}-{_hash(document.name, *map(str, cut))}"
 
 
 def text_id_of(tenant: str, digest: str) -> str:

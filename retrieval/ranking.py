@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.chunking import RetrievedChunk
+from retrieval.chunking import RetrievedChunk, count_shared
 
 _RRF_CONSTANT = 60  # Cormack, Clarke and Buettcher, SIGIR 2009
 
@@ -104,21 +106,29 @@ def select(
 
     Args:
         ranked: Chunks above the floor; equal scores keep their order.
-        budget_tokens: The most tokens in total, separators not counted.
+        budget_tokens: The most tokens in total, separators not counted, and those that chunks share
+            counted once.
         document_ids: The order of the documents in the result; other documents follow.
     """
     falling = sorted(ranked, key=lambda chunk: -chunk.score)
     chosen: list[RetrievedChunk] = []
+    of_document = defaultdict[str, list[RetrievedChunk]](list)  # the chosen ones, in their order
     seen: set[str] = set()
+    num_tokens = 0
 
     def take(chunks: Iterable[RetrievedChunk], budget_tokens: int) -> None:
-        left = budget_tokens - sum(chunk.num_tokens for chunk in chosen)
+        nonlocal num_tokens
         for chunk in chunks:
-            text = " ".join(chunk.text.split())
-            if chunk.num_tokens <= left and text not in seen:
+            text, own = " ".join(chunk.text.split()), of_document[chunk.document_id]
+            at = bisect_left(own, chunk.end, key=lambda each: each.end)
+            shared = [count_shared(each, chunk) for each in own[max(0, at - 1) : at]]
+            shared += [count_shared(chunk, each) for each in own[at : at + 1]]
+            num_new = max(0, chunk.num_tokens - sum(shared))
+            if num_tokens + num_new <= budget_tokens and text not in seen:
                 chosen.append(chunk)
+                own.insert(at, chunk)
                 seen.add(text)
-                left -= chunk.num_tokens
+                num_tokens += num_new
 
     firsts: dict[str, RetrievedChunk] = {}
     for chunk in falling:
@@ -128,4 +138,4 @@ def select(
         take(firsts.values(), budget_tokens // 2)
     take(falling, budget_tokens)
     place = {document_id: index for index, document_id in enumerate(document_ids)}
-    return sorted(chosen, key=lambda c: (place.get(c.document_id, len(place)), c.start))
+    return sorted(chosen, key=lambda c: (place.get(c.document_id, len(place)), c.start, c.end))

@@ -132,13 +132,18 @@ class Retriever:
         try:
             return await self._retrieve(tenant, documents, query, budget_tokens, wait_s, tell)
         except ChunksMissing as missing:
-            _log.warning("documents are indexed again: %s", missing)
-            for document in documents:
-                entry = self._entries.get(key_of(tenant, document))
-                if entry is not None and entry.indexing.done():
-                    del self._entries[key_of(tenant, document)]
+            self._drop_lost(tenant, documents, missing)
         left_s = None if wait_s is None else wait_s - (perf_counter() - began)
         return await self._retrieve(tenant, documents, query, budget_tokens, left_s, tell)
+
+    def _drop_lost(
+        self, tenant: str, documents: Sequence[DocumentRef], missing: ChunksMissing
+    ) -> None:
+        _log.warning("documents are indexed again: %s", missing)
+        for document in documents:
+            entry = self._entries.get(key_of(tenant, document))
+            if entry is not None and entry.indexing.done():
+                del self._entries[key_of(tenant, document)]
 
     async def _retrieve(
         self,
@@ -157,7 +162,8 @@ class Retriever:
             budget = budget_tokens
             if budget is None:
                 budget = self._config.budget_for(sum(s.num_tokens for s in stored.values()))
-            limit = self._enough_for(budget, sum(s.num_chunks for s in stored.values()))
+            num_chunks = sum(s.num_chunks for s in stored.values())
+            limit = self._enough_for(budget, num_chunks, documents)
             indexed = perf_counter()
             vectors = await loop.run_in_executor(self._queries, self._embedder.embed_query, query)
             embedded = perf_counter()
@@ -186,8 +192,16 @@ class Retriever:
         Raises:
             UnknownDocument, StoreUnavailable, EmbedderFailed: As for `retrieve`.
         """
-        async with self._in_use(tenant, [document]) as ((document_id, _),):
-            return await self._store.list_chunks(tenant, document_id, first, count)
+
+        async def read() -> list[Chunk]:
+            async with self._in_use(tenant, [document]) as ((document_id, _),):
+                return await self._store.list_chunks(tenant, document_id, first, count)
+
+        try:
+            return await read()
+        except ChunksMissing as missing:
+            self._drop_lost(tenant, [document], missing)
+        return await read()
 
     async def embed(
         self, tenant: str, texts: Sequence[str], query: str | None = None
@@ -388,6 +402,11 @@ class Retriever:
                 except StoreUnavailable as error:  # the current request does not depend on it
                     _log.warning("could not drop %s: %s", key[1], error)
 
-    def _enough_for(self, budget_tokens: int, num_chunks: int) -> int:
+    def _enough_for(
+        self, budget_tokens: int, num_chunks: int, documents: Sequence[DocumentRef]
+    ) -> int:
+        own = (each.chunk_sizes for each in documents)
+        new = [each.tokens - each.overlap for each in own if each and each.overlap]
+        least = min([self._config.chunk_tokens, *new])
         # With a margin for short and repeated ones.
-        return max(1, min(num_chunks, 16 + 4 * budget_tokens // self._config.chunk_tokens))
+        return max(1, min(num_chunks, 16 + 4 * budget_tokens // least))

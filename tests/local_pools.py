@@ -235,11 +235,13 @@ class LocalRetriever:
         if self.fail is not None:
             raise self.fail
         if self.finds_nothing:
-            return SimpleNamespace(chunks=(), cleared_floor=False, is_evidence=False)
+            return SimpleNamespace(chunks=(), passages=(), cleared_floor=False, is_evidence=False)
         chunk = self.chunk
         if self.chunk_again is not None and self.queries[-1] != self.queries[0]:
             chunk = self.chunk_again
-        return SimpleNamespace(chunks=(chunk,), cleared_floor=True, is_evidence=True)
+        return SimpleNamespace(
+            chunks=(chunk,), passages=(chunk,), cleared_floor=True, is_evidence=True
+        )
 
 
 class LocalApplication:

@@ -172,7 +172,8 @@ class RayServices:
             raise RetrievalUnavailable("Nothing is searched here: no model of this server drafts.")
         if not documents:
             return []
-        longest = max(each.chunk_tokens or self._chunking.chunk_tokens for each in documents)
+        own = self._chunking.chunk_tokens
+        longest = max(each.chunk_sizes.tokens if each.chunk_sizes else own for each in documents)
         try:
             found = await self._retrieval.retrieve(tenant, documents, query, num_results * longest)
         except (DrafterUnavailable, RetrievalPending) as error:

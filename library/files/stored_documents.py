@@ -18,7 +18,7 @@ from library.parsing import Layout
 from library.storage.blobs import Blobs
 from library.storage.database import Database
 from library.storage.schema import FileRow, StoreFileRow
-from rapid.chat_messages import Document, DocumentRef
+from rapid.chat_messages import ChunkSizes, Document, DocumentRef
 from rapid.engine_status import Erasure
 from rapid.errors import BadRequest, DocumentNotReady, UnknownDocument
 
@@ -121,7 +121,7 @@ class StoredDocuments:
                     each.filename,
                     each.digest,
                     each.num_chars,
-                    chunk_tokens=chunk_tokens_of(each.chunking),
+                    chunk_sizes=sizes_of(each.chunking),
                 ),
                 each.attributes,
             )
@@ -139,7 +139,7 @@ class StoredDocuments:
         entry = await self._stores.get_file(tenant, store_id, file_id)
         row = await self._files.get(tenant, file_id)
         if entry.status == "completed":
-            ref = replace(ref_of(row), chunk_tokens=chunk_tokens_of(entry.chunking))
+            ref = replace(ref_of(row), chunk_sizes=sizes_of(entry.chunking))
             return StoredText(row.id, ref, entry.attributes)
         ref_of(row)  # which raises if the file cannot be read
         raise DocumentNotReady(f"{row.filename!r} ({row.id}) is {entry.status}.", "file_id")
@@ -184,7 +184,7 @@ class StoredDocuments:
                 self._texts.move_to_end(key)
                 while len(self._texts) > 1 and sum(map(len, self._texts.values())) > _KEPT_CHARS:
                     self._texts.popitem(last=False)
-        return Document(document.name, text, chunk_tokens=document.chunk_tokens)
+        return Document(document.name, text, chunk_sizes=document.chunk_sizes)
 
     async def _read(self, tenant: str, document: DocumentRef) -> str:
         same = select(FileRow.id).where(
@@ -259,9 +259,12 @@ def _with_distinct_names(
     return tuple(found)
 
 
-def chunk_tokens_of(chunking: Mapping[str, Any]) -> int | None:
-    """Return the most tokens of a passage by a chunking strategy; None for the retriever's own."""
-    return (chunking.get("static") or {}).get("max_chunk_size_tokens")
+def sizes_of(chunking: Mapping[str, Any]) -> ChunkSizes | None:
+    """Return the lengths of passages by a chunking strategy; None for the retriever's own."""
+    static = chunking.get("static")
+    if static is None:
+        return None
+    return ChunkSizes(static["max_chunk_size_tokens"], static["chunk_overlap_tokens"])
 
 
 def keys_of(filters: AttributeFilter) -> set[str]:

@@ -312,7 +312,9 @@ class _Vectors:
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Return the document of a file with this content."""
         about = json.loads(arrays["about"].tobytes())
-        chunks = tuple(map(Chunk, *(about["chunks"][name] for name in _CHUNK_FIELDS)))
+        columns = about["chunks"]  # files from before there were overlaps lack `first_token`
+        rows = zip(*columns.values(), strict=True)
+        chunks = tuple(Chunk(**dict(zip(columns, row, strict=True))) for row in rows)
         terms = {name: arrays[name] for name in ("terms", "rows", "weights")}
         return cls(
             chunks,

@@ -31,7 +31,8 @@ _INDEXED = {  # fields that filters name, beside the tenant
     "document_id": qm.PayloadSchemaType.KEYWORD,
     "expires_at": qm.PayloadSchemaType.FLOAT,
 }
-_CONTENT = ("document", "start", "end", "text", "num_tokens")  # a chunk beside its id
+# A chunk beside its id; points from before there were overlaps lack the last one.
+_CONTENT = ("document", "start", "end", "text", "num_tokens", "first_token")
 
 
 class QdrantCollection:
@@ -262,7 +263,7 @@ def _to_chunk(payload: dict[str, Any], score: float, cosine: float | None) -> Re
 
 
 def _content_of(payload: dict[str, Any]) -> dict[str, Any]:
-    return {name: payload[name] for name in _CONTENT}
+    return {name: payload[name] for name in _CONTENT if name in payload}
 
 
 def _vectors(embedding: Embedding) -> dict[str, Any]:

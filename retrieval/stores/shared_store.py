@@ -194,7 +194,7 @@ class SharedChunkStore:
             named = self._document_key(document_id)
             found = await self._collection.read_chunks(tenant, named, ids)
             if len(found) < len(ids):
-                await self._manifests.revoke(tenant, named)
+                await self._revoke_incomplete(tenant, {named: self._point_ids[tenant, document_id]})
                 raise ChunksMissing(f"{len(ids) - len(found)} of {len(ids)} chunks are gone")
         return found
 

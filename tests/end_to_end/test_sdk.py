@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Literal
 
 import anthropic
@@ -118,7 +119,10 @@ def test_a_response_searches_a_file_is_kept_and_goes_on(client: openai.OpenAI) -
     text = f"{DOCUMENT.text}\n\nThis copy is searched."
     file = client.files.create(file=("searched.txt", text.encode()), purpose="user_data")
     wait_until(lambda: client.files.retrieve(file.id).status == "processed", 60)
-    store = client.vector_stores.create(file_ids=[file.id])
+    static: Any = {"max_chunk_size_tokens": 32, "chunk_overlap_tokens": 16}
+    store = client.vector_stores.create(
+        file_ids=[file.id], chunking_strategy={"type": "static", "static": static}
+    )
     wait_until(lambda: client.vector_stores.retrieve(store.id).status == "completed", 60)
     fields: Any = {"model": "rapid-embedded", "temperature": 0, "max_output_tokens": 40}
     tools: Any = [{"type": "file_search", "vector_store_ids": [store.id]}]
@@ -135,6 +139,9 @@ def test_a_response_searches_a_file_is_kept_and_goes_on(client: openai.OpenAI) -
     search, message = answer.output
     assert any(FACT.answer.split()[-1] in each.text for each in search.results)
     assert {each.file_id for each in search.results} == {file.id}
+    spans = sorted((text.index(each.text), len(each.text)) for each in search.results)
+    assert len(spans) > 1
+    assert all(start + size <= after for (start, size), (after, _) in itertools.pairwise(spans))
     assert {each.file_id for each in message.content[0].annotations} == {file.id}
     again = client.responses.retrieve(answer.id, stream=True)
     assert [event.type for event in again] == told

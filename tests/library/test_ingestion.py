@@ -12,6 +12,7 @@ from library.ingestion import Ingestion
 from library.jobs import LEASE_S, Jobs
 from library.library_access import Library
 from library.storage.schema import FileRow
+from rapid.chat_messages import ChunkSizes
 from rapid.errors import DocumentNotReady, RetrievalUnavailable, UnknownDocument
 from tests.library.libraries import FakeIndex
 from tests.library.object_store import ObjectStore
@@ -81,6 +82,22 @@ async def test_a_store_is_indexed_and_forgets_what_is_deleted(
     assert not holds(kept_in, b"notes.txt")
     with pytest.raises(UnknownDocument):
         await library.documents.resolve("a", [found.ref])
+
+
+async def test_a_file_is_indexed_in_the_cut_of_its_store(library: Library):
+    file, index = await add(library), FakeIndex()
+    static = {"max_chunk_size_tokens": 800, "chunk_overlap_tokens": 400}
+    chunking = {"type": "static", "static": static}
+    store = await library.stores.create("a", file_ids=[file.id], chunking=chunking)
+    await Ingestion(library, index).drain()
+    (indexed,) = index.documents.values()
+    found = await library.documents.get_in_store("a", store.id, file.id)
+    assert found.ref == indexed.ref
+    assert found.ref.chunk_sizes == ChunkSizes(800, 400)
+    (listed,) = await library.documents.find_in_store("a", store.id)
+    assert listed.ref == found.ref
+    (read,) = await library.documents.resolve("a", [found.ref])
+    assert read.ref == found.ref
 
 
 async def test_a_text_stays_while_another_file_has_it(library: Library):

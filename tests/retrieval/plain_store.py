@@ -2,6 +2,7 @@
 
 import math
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.embeddings.embedding import Embedding, VectorSpace
@@ -69,12 +70,7 @@ class PlainChunkStore:
         cosines = {} if query.dense is None else by_meaning
         order = {chunk: place for place, (chunk, _) in enumerate(scope)}
         best = sorted(scores, key=lambda chunk: (-round(scores[chunk], 9), order[chunk]))[:limit]
-        return [
-            RetrievedChunk(
-                c.id, c.document, c.start, c.end, c.text, c.num_tokens, scores[c], cosines.get(c)
-            )
-            for c in best
-        ]
+        return [RetrievedChunk(**asdict(c), score=scores[c], cosine=cosines.get(c)) for c in best]
 
     def _by_words(self, scope, query):
         """Dot products over shared terms; a chunk without one has no score."""

@@ -1,10 +1,14 @@
+import itertools
+from dataclasses import asdict, replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.chunking import RetrievedChunk
+from retrieval.chunking import RetrievedChunk, chunk_text, drop_shared
 from retrieval.ranking import NOT_FOUND, fuse, rank, select
+from tests.retrieval import tokens
 
 
 def chunk(document_id, start, text, num_tokens, score):
@@ -17,12 +21,13 @@ ranked = st.lists(
     st.builds(
         chunk,
         st.sampled_from(["a", "b"]),
-        st.integers(0, 50),
+        st.integers(0, 50).map(lambda place: 10 * place),
         st.sampled_from(["one", "two", " one\n", "three", "four", "five"]),
         st.integers(1, 9),
         st.floats(0, 1),
     ),
     max_size=15,
+    unique_by=lambda each: each.id,
 )
 
 
@@ -45,7 +50,7 @@ def test_a_context_keeps_its_budget_its_order_and_nothing_twice(ranked, budget):
 
 def test_each_relevant_document_is_heard_within_half_of_the_budget():
     """Many passages of one document would leave no room for the others."""
-    many = [chunk("a", start, f"a{start}", 4, 0.9 - start / 100) for start in range(8)]
+    many = [chunk("a", 2 * place, f"a{place}", 4, 0.9 - place / 100) for place in range(8)]
     other, weak = chunk("b", 0, "b", 4, 0.6), chunk("c", 0, "c", 4, 0.2)
     assert select([*many, other, weak], 16, "abc") == [*many[:3], other]
     assert select([*many, other, weak], 4) == many[:1]  # half of it holds nobody
@@ -59,6 +64,36 @@ def test_a_chunk_that_does_not_fit_is_passed_over():
     long = chunk("a", 10, "long", 5, 0.8)
     short = chunk("a", 20, "short", 3, 0.1)
     assert select([best, long, short], 10) == [short, best]
+
+
+TEXT = "".join(f"The code of door {number} is {number * 7}. " for number in range(40))
+
+
+@given(st.lists(st.floats(0, 1), min_size=60, max_size=60), st.integers(0, 400))
+def test_words_that_neighbours_share_are_read_once_and_cost_once(scores, budget):
+    cut = chunk_text(TEXT, tokens.words, max_tokens=16, overlap=8)
+    ranked = [RetrievedChunk(**asdict(c), score=s) for c, s in zip(cut, scores, strict=False)]
+    chosen = select(ranked, budget)
+    parts = drop_shared(chosen)
+    assert sum(part.num_tokens for part in parts) <= budget
+    assert all(part.end <= after.start for part, after in itertools.pairwise(parts))
+    if budget >= len(tokens.words(TEXT)):
+        assert "".join(part.text for part in parts) == TEXT
+        assert chosen == ranked
+
+
+def test_a_neighbour_costs_only_what_is_new():
+    first, second, third = (
+        RetrievedChunk(f"a:{n}", "a", 4 * n, 4 * n + 8, f"{n} of it.", 8, score, first_token=4 * n)
+        for n, score in enumerate((0.5, 0.9, 0.7))
+    )
+    assert select([first, second, third], 8) == [second]
+    assert select([first, second, third], 12) == [second, third]
+    assert select([first, replace(second, score=0.1), third], 16) == [
+        first,
+        replace(second, score=0.1),
+        third,
+    ]  # the one between them says nothing new
 
 
 scores = st.lists(

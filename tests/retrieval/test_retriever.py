@@ -6,6 +6,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from rapid.chat_messages import ChunkSizes
 from rapid.embedded.generator import generate_document
 from rapid.errors import RetrievalPending, UnknownDocument
 from rapid.events import Reading
@@ -109,6 +110,35 @@ async def test_documents_keep_the_order_they_were_given_in(retriever):
     documents = [Document(name, f"The harbor of {name} is deep.") for name in "cab"]
     found = await retriever.retrieve("local", documents, "harbor")
     assert [chunk.document for chunk in found.chunks] == ["c", "a", "b"]
+
+
+async def test_every_cut_is_a_document_of_its_own_and_shared_words_are_read_once(embedder, store):
+    lines = "".join(f"The harbor of port {number} is deep.\n" for number in range(80))
+    retriever = Retriever(RetrievalConfig(chunk_tokens=64), embedder, store, words)
+    ids = set()
+    for sizes in (None, ChunkSizes(16), ChunkSizes(16, 4), ChunkSizes(16, 8)):
+        document = Document("ports", lines, chunk_sizes=sizes)
+        await retriever.index("us", [document])
+        found = await retriever.retrieve("us", [document.ref], "harbor", budget_tokens=700)
+        assert "".join(each.text for each in found.passages) == lines
+        assert found.num_tokens == len(words(lines))
+        assert all(lines[each.start : each.end] == each.text for each in found.chunks)
+        has_overlap = sizes is not None and sizes.overlap > 0
+        assert has_overlap == (sum(each.num_tokens for each in found.chunks) > found.num_tokens)
+        assert store.stored["us", found.document_ids[0]].num_tokens == found.num_tokens
+        ids.add(found.document_ids)
+    assert len(ids) == 4
+    assert await retriever.forget_text("us", document.digest) == 4
+    await retriever.close()
+
+
+def test_documents_keep_the_ids_that_they_had_before_there_were_overlaps():
+    for sizes, id_of_name in (
+        (None, "18e11e51080bbba4d0d9e9c2"),
+        (ChunkSizes(800), "75d41d6074dc9a63ec63c745"),
+    ):
+        document = Document("a.txt", "text", chunk_sizes=sizes)
+        assert key_of("acme", document) == ("acme", f"doc-58c19d245525de334d50166c-{id_of_name}")
 
 
 async def test_a_document_is_embedded_once_and_off_the_event_loop(retriever, embedder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from library.files.attribute_filters import AttributeFilter
 from library.files.vector_stores import AUTO
@@ -29,18 +29,14 @@ class StaticChunks(Fields):
 
     @field_validator("chunk_overlap_tokens")
     @classmethod
-    def _none_overlap(cls, overlap: int) -> int:
-        if overlap:
-            refuse("chunk_overlap_tokens", "must be 0: passages do not overlap here")
+    def _is_half_at_most(cls, overlap: int, info: ValidationInfo) -> int:
+        if 2 * overlap > info.data.get("max_chunk_size_tokens", 2 * overlap):
+            refuse("chunk_overlap_tokens", "must be at most half of max_chunk_size_tokens")
         return overlap
 
 
 class Chunking(Fields):
-    """How texts are cut into passages: as the retriever does, or of at most so many tokens.
-
-    Passages do not overlap. So another overlap than 0 is refused, OpenAI's default of 400 too:
-    answered as 0 it would be a promise not kept.
-    """
+    """How texts are cut into passages: as the retriever does, or of at most so many tokens."""
 
     type: Literal["auto", "static"]
     static: StaticChunks | None = None
@@ -49,9 +45,7 @@ class Chunking(Fields):
         """Return the strategy as it is carried out."""
         if self.static is None:
             return AUTO
-        tokens = self.static.max_chunk_size_tokens
-        sizes = {"max_chunk_size_tokens": tokens, "chunk_overlap_tokens": 0}
-        return {"type": "static", "static": sizes}
+        return {"type": "static", "static": self.static.model_dump()}
 
 
 def _has_its_sizes(chunking: Chunking) -> Chunking:

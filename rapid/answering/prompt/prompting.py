@@ -327,8 +327,8 @@ class RequestPrompts:
                 logger.warning("request %s: no retrieval: %s", request.request_id, error)
                 evidence = _LOST
             else:
-                chunks = tuple(found.chunks)
-                evidence = _evidence_of(found)
+                chunks = tuple(found.passages)
+                evidence = _evidence_of(found, len(chunks))
         shown = chunks
         if ignores_drafts:
             names = (name for turn in search.plan.turns for name in turn.document_names)
@@ -390,7 +390,7 @@ class RequestPrompts:
         return await self._retrieval.retrieve(*asked, weight=request.weight, tell=tell)
 
 
-def _evidence_of(found: Found) -> Evidence:
-    if found.chunks:
-        return Evidence(len(found.chunks), is_enough=found.is_evidence)
+def _evidence_of(found: Found, num_passages: int) -> Evidence:
+    if num_passages:
+        return Evidence(num_passages, is_enough=found.is_evidence)
     return _NO_ROOM if found.cleared_floor else _BELOW_FLOOR

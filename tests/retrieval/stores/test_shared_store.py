@@ -169,10 +169,12 @@ async def test_half_a_document_of_a_killed_retriever_is_finished(cluster):
     assert await cluster.server.num_chunks() == once
 
 
+@pytest.mark.parametrize("is_listed_first", [False, True])
 @pytest.mark.parametrize("loss", ["points", "chunks of one", "collection"])
-async def test_what_the_store_has_lost_is_indexed_again_and_found(cluster, loss):
+async def test_what_the_store_has_lost_is_indexed_again_and_found(cluster, loss, is_listed_first):
     retriever, note = cluster.retriever(), Document("note", "The harbor of Orrin is Vael.")
     before = await retriever.retrieve("local", [note, LETTER], QUESTION)
+    listed = await retriever.list_chunks("local", LETTER.ref, 0, 99)
     if loss == "collection":
         await cluster.server.empty()
     else:
@@ -180,6 +182,8 @@ async def test_what_the_store_has_lost_is_indexed_again_and_found(cluster, loss)
         of_one = [r.id for r in records if r.payload.get("document") == "letter"]
         lost = of_one[3:4] if loss == "chunks of one" else [record.id for record in records]
         await cluster.server.client.delete("chunks", lost)
+    if is_listed_first:
+        assert await retriever.list_chunks("local", LETTER, 0, 99) == listed
     again = await retriever.retrieve("local", [note, LETTER], QUESTION)
     assert again.chunks == before.chunks != ()
     assert (await retriever.retrieve("local", [note, LETTER], QUESTION)).chunks == before.chunks

@@ -14,20 +14,20 @@ def join_passages(
 ) -> tuple[tuple[Document, ...], tuple[ReadPart, ...]]:
     """Return the documents as far as their passages go, and which parts these are.
 
-    Neighbours are one section. A blank line stands between sections, as in what a drafter reads. A
-    document without a passage is left out.
+    Neighbours are one section, also where they share words. A blank line stands between sections,
+    as in what a drafter reads. A document without a passage is left out.
 
     Args:
         documents: The whole documents, whose names are distinct.
-        passages: Passages of them; none overlap.
+        passages: Passages of them.
     """
     kept: list[Document] = []
     sections: list[ReadPart] = []
     for document in documents:
         own: list[ReadPart] = []
         for start, end in sorted((p.start, p.end) for p in passages if p.document == document.name):
-            if own and own[-1].end == start:
-                start = own.pop().start
+            if own and start <= own[-1].end:
+                start, end = own[-1].start, max(own.pop().end, end)
             own.append(ReadPart(document.name, start, end))
         if own:
             texts = [document.text[each.start : each.end].strip() for each in own]
@@ -39,11 +39,14 @@ def join_passages(
 def drop_worst(
     passages: Sequence[Passage], num_tokens: int, count_tokens: Callable[[str], int]
 ) -> tuple[Passage, ...]:
-    """Return the passages without the worst ones, which have `num_tokens` tokens or more."""
+    """Return the passages without the worst ones, which alone have `num_tokens` tokens or more."""
     dropped: set[str] = set()
     for each in sorted(passages, key=lambda each: each.score):
         if num_tokens <= 0:
             break
         dropped.add(each.id)
-        num_tokens -= count_tokens(each.text)
+        left = [p for p in passages if p.document == each.document and p.id not in dropped]
+        start = max([each.start, *(p.end for p in left if p.end < each.end)])
+        end = min([each.end, *(p.start for p in left if p.end > each.end)])
+        num_tokens -= count_tokens(each.text[start - each.start : max(0, end - each.start)])
     return tuple(each for each in passages if each.id not in dropped)

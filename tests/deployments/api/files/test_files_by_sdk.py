@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
@@ -341,9 +342,34 @@ class TestVectorStores:
         text = await client.vector_stores.files.content(file_id, vector_store_id=store.id)
         assert text.data[0].text == TEXT
 
-    async def test_an_overlap_that_would_not_be_honoured_is_refused(self, world: World):
-        static = {"max_chunk_size_tokens": 800, "chunk_overlap_tokens": 400}
-        with pytest.raises(openai.BadRequestError, match="chunk_overlap_tokens must be 0"):
+    @pytest.mark.parametrize(("tokens", "overlap"), [(800, 400), (100, 50), (100, 20)])
+    async def test_passages_begin_with_the_end_of_the_one_before(
+        self, world: World, tokens: int, overlap: int
+    ):
+        client = world.client()
+        file_id = await world.upload(TEXT * 5)
+        static = {"max_chunk_size_tokens": tokens, "chunk_overlap_tokens": overlap}
+        store = await client.vector_stores.create(
+            file_ids=[file_id], chunking_strategy={"type": "static", "static": static}
+        )
+        await world.ingest()
+        file = await client.vector_stores.files.retrieve(file_id, vector_store_id=store.id)
+        assert (file.status, file.chunking_strategy.static.model_dump()) == ("completed", static)
+        path = f"/vector_stores/{store.id}/files/{file_id}/chunks"
+        chunks = (await client.get(path, cast_to=dict[str, Any]))["data"]
+        texts = {(each["rapid"]["start"], each["rapid"]["end"]): each for each in chunks}
+        for (start, end), each in texts.items():
+            assert each["content"][0]["text"] == (TEXT * 5)[start:end]
+            assert each["tokens"] <= tokens
+        for (_, end), (start, _) in itertools.pairwise(texts):
+            assert len((TEXT * 5)[start:end].split()) == overlap
+        found = await client.vector_stores.search(store.id, query="door 7", max_num_results=2)
+        for hit in found.data:
+            assert hit.content[0].text in {each["content"][0]["text"] for each in chunks}
+
+    async def test_an_overlap_of_more_than_half_is_refused(self, world: World):
+        static = {"max_chunk_size_tokens": 800, "chunk_overlap_tokens": 401}
+        with pytest.raises(openai.BadRequestError, match="must be at most half"):
             await world.client().vector_stores.create(
                 chunking_strategy={"type": "static", "static": static}
             )

@@ -76,7 +76,7 @@ def request(*documents: Document, **fields: Any) -> GenerateRequest:
 
 
 def context(*chunks: RetrievedChunk, cleared_floor: bool = True, is_evidence: bool = True) -> Any:
-    return SimpleNamespace(chunks=chunks, cleared_floor=cleared_floor, is_evidence=is_evidence)
+    return SimpleNamespace(passages=chunks, cleared_floor=cleared_floor, is_evidence=is_evidence)
 
 
 async def test_the_drafter_reads_what_retrieval_found_for_this_tenant(chat_text: ChatText) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from rapid.answering.prompt.excerpts.sections import drop_worst, join_passages
 from rapid.answering.prompt.prompting import RequestPrompts
-from rapid.chat_messages import Document, Message
+from rapid.chat_messages import ChunkSizes, Document, Message
 from rapid.checkpoints.text import ChatText
+from rapid.citing.copies import CitingRule, find_claims, find_copies
 from rapid.errors import PromptTooLong, RetrievalUnavailable
 from rapid.messages import GenerateRequest
 from rapid.receipt import ReadPart
@@ -129,6 +131,49 @@ class TestPrompt:
         assert "\n\n".join(parts) in text
         assert "rain" not in text
         prompts.close()
+
+    async def test_what_passages_share_is_read_once(self, retriever: Retriever):
+        prompts = RequestPrompts(
+            self.TEXT, self.TEXT, retriever, budget_tokens=128, budget_for=lambda _: 128
+        )
+        doors = replace(self.DOORS, chunk_sizes=ChunkSizes(48, 24))
+        ask = (Message("user", "What is the code of door 212?"),)
+        request = GenerateRequest("r", "acme", ask, documents=(doors,))
+        ids, sections = await prompts.shorten_prompt(request, 2048, 400)
+        found = await prompts.drafter_prompt(request, num_tokens=4000, ignores_drafts=True)
+        for read in (ids, found.prompt_ids):
+            text = self.TEXT.decode(read.tolist())
+            assert "The code of door 212 is 1484." in text
+            assert all(text.count(f"door {number} is") <= 1 for number in range(300))
+        assert 300 < len(ids) <= 400
+        assert all(doors.text[each.start : each.end] == each.text for each in found.chunks)
+        for parts in (sections, found.chunks):
+            assert all(one.end <= other.start for one, other in itertools.pairwise(parts))
+        spans = [found.prompt_ids[start:stop].tolist() for start, stop in found.passages]
+        spelled = {self.TEXT.decode(each).strip() for each in spans}
+        assert spelled == {each.text.strip() for each in found.chunks}
+        (claim,) = find_claims(0, "The code of door 212 is 1484.", ask[0].text)
+        find_copies([claim], (), found.chunks, CitingRule())
+        assert len(claim.citations) == 1
+        prompts.close()
+
+    def test_the_best_passage_stays_whole_where_a_neighbour_is_dropped(self):
+        ends = [*itertools.accumulate(map(len, self.LINES), initial=0)]
+        first, best, last = (
+            RetrievedChunk(
+                f"d:{n}", "doors", ends[n], ends[n + 2], "".join(self.LINES[n : n + 2]), 2, score
+            )
+            for n, score in ((0, 1.0), (1, 3.0), (2, 2.0))
+        )
+        _, sections = join_passages([self.DOORS], [first, best, last])
+        assert sections == (ReadPart("doors", 0, ends[4]),)
+
+        def count(text: str) -> int:
+            return len(text.split())
+
+        for num_words, kept in ((7, (best, last)), (8, (best,))):  # a line has seven words
+            assert drop_worst([first, best, last], num_words, count) == kept
+        assert join_passages([self.DOORS], [best])[1] == (ReadPart("doors", ends[1], ends[3]),)
 
     async def test_what_does_not_fit_after_all_is_dropped_worst_first(self):
         chunks = [chunk(0, 1.0), chunk(66, 3.0), chunk(99, 2.0)]
