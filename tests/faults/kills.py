@@ -335,18 +335,17 @@ async def run(application: Application, num_kills: int, seed: int) -> Found:
     """Upload and kill, then look at everything; the application is killed once more at the end."""
     rng, found = random.Random(seed), Found()
     uploads = [Upload.draw(number, rng) for number in range(num_kills * PER_KILL)]
-    waiting, store = deque(uploads), ""
-    for number in range(1, num_kills + 1):
+    waiting, store = deque[Upload](), ""
+    for number in range(num_kills):
         ready_s = await asyncio.to_thread(application.start)
         async with httpx.AsyncClient(base_url=application.url, timeout=START_S) as http:
             store = store or (await call(http, "POST", "/v1/vector_stores", json={}))["id"]
-        least = PER_KILL * (number - 1) + rng.randrange(1, PER_KILL)
-        num_before = least - sum(bool(each.file_id) for each in uploads)
-        kill_after = num_before, rng.uniform(0.0, 2.0)
+        waiting += uploads[number * PER_KILL : (number + 1) * PER_KILL]
+        kill_after = rng.randrange(1, PER_KILL), 2.0 * rng.random() ** 4  # mostly at once
         num_killed = await upload_all(application, store, waiting, kill_after)
         num_told = sum(bool(each.file_id) for each in uploads)
         found.rounds.append((ready_s, num_told, num_killed))
-        print(f"kill {number}: {num_told} acknowledged, {num_killed} processes", flush=True)
+        print(f"kill {number + 1}: {num_told} acknowledged, {num_killed} processes", flush=True)
     await asyncio.to_thread(application.start)
     library = await Library.open(application.library)
     async with httpx.AsyncClient(base_url=application.url, timeout=START_S) as http:
