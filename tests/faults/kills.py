@@ -364,14 +364,15 @@ async def run(application: Application, num_kills: int, seed: int) -> Found:
         entries = await list_all(http, f"/v1/vector_stores/{store}/files")
         files = await list_all(http, "/v1/files")
     await asyncio.to_thread(application.kill)
-    found.counts = Counter(each.fate for each in uploads)
-    found.counts |= Counter(each["status"] for each in entries.values())
+    fates = Counter(each.fate for each in uploads)
+    found.counts = {**fates, **Counter(each["status"] for each in entries.values())}
     searched = {
         each["filename"]
         for each in files.values()
         if each["status"] == "processed" and (each["id"] in entries or "prefill" in each["rapid"])
     }
-    found.repaired = Counter(each.kind for each in await verify(library, repairs=True, young_s=0))
+    repaired = await verify(library, repairs=True, young_s=0)
+    found.repaired = {**Counter(each.kind for each in repaired)}
     found.wrong += [f"left by verify: {each}" for each in await verify(library, young_s=0)]
     found.wrong += [each async for each in find_litter(application, library, len(searched))]
     await library.close()
