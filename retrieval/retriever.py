@@ -230,10 +230,6 @@ class Retriever:
         asked = loop.run_in_executor(self._queries, self._embedder.embed_query, query)
         return found, await asked
 
-    async def count_bytes(self) -> int:
-        """Return the bytes of all texts and vectors that the store itself has; 0 at a server."""
-        return await self._store.count_bytes()
-
     async def forget_text(self, tenant: str, digest: str) -> int:
         """Delete all documents with a tenant's text, whatever their names and their cut are.
 

@@ -198,12 +198,11 @@ class RetrieverReplica:
         TENANT.set(tenant)
         try:
             retriever = await self._open()
-            num_bytes = await retriever.count_bytes()
             if whole:
                 num_found = await retriever.forget_text(tenant, document.digest)
             else:
                 num_found = int(await retriever.forget(*key_of(tenant, document)))
-            return Erasure("passages", num_bytes, num_found)
+            return Erasure("passages", num_found=num_found)
         except RetrievalError as error:
             raise self._failure(error) from None
 

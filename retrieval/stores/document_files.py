@@ -134,10 +134,6 @@ class DocumentFiles:
                 del self._used[tenant, id_]
         return len(paths)
 
-    def count_bytes(self) -> int:
-        """Return the bytes of all documents."""
-        return sum(path.stat().st_size for path in self._root.glob(f"*/*{_SUFFIX}"))
-
     def close(self) -> None:
         """Let another process have the folder."""
         self._lock.close()

@@ -206,12 +206,6 @@ class LocalChunkStore:
         removed = await self._file(lambda files: files.remove_text((tenant, text_id)))
         return max(removed or 0, len(keys))
 
-    async def count_bytes(self) -> int:
-        """Return the bytes in memory and in files."""
-        held = [*self._documents.values()]
-        in_memory = await asyncio.to_thread(lambda: sum(each.num_bytes for each in held))
-        return in_memory + (await self._file(lambda files: files.count_bytes()) or 0)
-
     async def close(self) -> None:
         """Free the memory of all documents, and let another process have their files."""
         self._documents.clear()
@@ -259,13 +253,6 @@ class _Vectors:
     dense: NDArray[np.float32] | None
     terms: _TermIndex
     stored: StoredDocument
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of its arrays and texts."""
-        arrays = (self.dense, self.terms.terms, self.terms.rows, self.terms.weights)
-        held = sum(each.nbytes for each in arrays if each is not None)
-        return held + sum(len(each.text.encode()) for each in self.chunks)
 
     @classmethod
     def of(

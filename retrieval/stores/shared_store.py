@@ -236,10 +236,6 @@ class SharedChunkStore:
                 await self._manifests.delete(tenant, each)
         return len(named)
 
-    async def count_bytes(self) -> int:
-        """Return 0: the server does not say; see `ChunkStore.count_bytes`."""
-        return 0
-
     async def close(self) -> None:
         """Disconnect; what was added stays for the others."""
         if self._keeper is not None:

@@ -137,10 +137,6 @@ class ChunkStore(Protocol):
         """
         ...
 
-    async def count_bytes(self) -> int:
-        """Return the bytes of texts and vectors that a deletion looks through; 0 at a server."""
-        ...
-
     async def close(self) -> None:
         """Release connections; no other call may follow."""
         ...

@@ -45,9 +45,6 @@ class PlainChunkStore:
             await self.delete(*key)
         return len(keys)
 
-    async def count_bytes(self):
-        return sum(len(chunk.text) for held in self.documents.values() for chunk, _ in held)
-
     async def close(self):
         self.documents.clear()
         self.stored.clear()
