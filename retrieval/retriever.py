@@ -14,6 +14,7 @@ from time import perf_counter
 from weakref import WeakValueDictionary
 
 from rapid.chat_messages import Document, DocumentRef
+from rapid.engine_status import Erasure
 from rapid.errors import RetrievalPending, UnknownDocument
 from rapid.events import Tell
 from rapid.threads import Threads
@@ -230,27 +231,30 @@ class Retriever:
         asked = loop.run_in_executor(self._queries, self._embedder.embed_query, query)
         return found, await asked
 
-    async def forget_text(self, tenant: str, digest: str) -> int:
-        """Delete all documents with a tenant's text, whatever their names and their cut are.
-
-        Returns their number.
-        """
+    async def forget_text(self, tenant: str, digest: str) -> Erasure:
+        """Delete all documents with a tenant's text, whatever their names and their cut are."""
         text_id = text_id_of(tenant, digest)
-        keys = [key for key in self._entries if is_of_text(key, tenant, text_id)]
-        for key in keys:
-            await self.forget(*key)
-        return max(await self._store.delete_text(tenant, text_id), len(keys))
+        for key in [key for key in self._entries if is_of_text(key, tenant, text_id)]:
+            await self._drop(key)
+        return await self._store.delete_text(tenant, text_id)
 
     async def forget(self, tenant: str, document_id: str) -> bool:
         """Delete a document from cache and store; return whether it was known here."""
         key = (tenant, document_id)
+        is_known = key in self._entries
+        if await self._drop(key):
+            await self._store.delete(tenant, document_id)
+        return is_known
+
+    async def _drop(self, key: tuple[str, str]) -> bool:
+        """Drop a document from the cache once it is indexed; return False if it came anew then."""
         entry = self._entries.get(key)
         if entry is not None and not entry.indexing.done():
             await asyncio.wait([entry.indexing])
-        if self._entries.get(key) is entry:
-            self._entries.pop(key, None)
-            await self._store.delete(tenant, document_id)
-        return entry is not None
+        if self._entries.get(key) is not entry:
+            return False
+        self._entries.pop(key, None)
+        return True
 
     async def close(self) -> None:
         """Cancel indexing in progress and close the store."""

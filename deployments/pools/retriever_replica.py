@@ -199,9 +199,8 @@ class RetrieverReplica:
         try:
             retriever = await self._open()
             if whole:
-                num_found = await retriever.forget_text(tenant, document.digest)
-            else:
-                num_found = int(await retriever.forget(*key_of(tenant, document)))
+                return await retriever.forget_text(tenant, document.digest)
+            num_found = int(await retriever.forget(*key_of(tenant, document)))
             return Erasure("passages", num_found=num_found)
         except RetrievalError as error:
             raise self._failure(error) from None

@@ -30,6 +30,10 @@ _AUTOCOMMIT = "AUTOCOMMIT"
 _NO_TEXT = "A text has a character that is none: a NUL, or half of an escaped one."
 _NOT_KEPT = ("invalid byte sequence", "surrogates not allowed")  # as PostgreSQL and its driver say
 _PART_BYTES = 2**20  # of a file that is searched
+_BYTES_OF_TABLES = (
+    "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class "
+    "WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace"
+)
 _MIGRATING = 0x52415049  # the advisory lock of PostgreSQL under which tables are made
 
 
@@ -163,17 +167,19 @@ class Database:
         """Leave no bytes of deleted rows in the database's files, and look for a word in them.
 
         SQLite overwrites what is deleted (``secure_delete``); its log is emptied here. PostgreSQL
-        removes dead rows in ``VACUUM``; its log is the operator's, as are backups.
+        removes dead rows in ``VACUUM``, which goes through its tables and looks for no word; its
+        log is the operator's, as are backups.
 
         Returns:
-            The bytes that were looked through, and whether the log is empty and has no such word.
+            The bytes that were looked through, in PostgreSQL those of the schema's tables, and
+            whether the log is empty and has no such word.
         """
         with self._errors_named():
             if self.is_shared:
                 engine = self._engine.execution_options(isolation_level=_AUTOCOMMIT)
                 async with engine.connect() as connection:
                     await connection.execute(text("VACUUM"))
-                return 0, True
+                    return (await connection.scalars(text(_BYTES_OF_TABLES))).one(), True
             async with self._engine.connect() as connection:
                 raw = await connection.get_raw_connection()
                 driver: Any = raw.driver_connection

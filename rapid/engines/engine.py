@@ -262,14 +262,14 @@ class Engine:
         """
         reply = Reply()
         with self._state.guard:
+            sizes = self._tiers.count_bytes()
             self._state.erase(documents, reply)
         erasing = cast(Erasing, await reply.future)
         found = erasing.found
-        on_disk = 0
         if self._disk is not None:
             removed = Reply()
             self._disk.remove(documents, removed.settle)
-            on_disk = cast(int, await removed.future)
+            found["disk"] = cast(int, await removed.future)
         cache = self._compute.runner.cache
         with self._state.guard:
             num_bytes = cache.layout.num_bytes(cache.num_slots, cache.num_ring_slots)
@@ -277,7 +277,7 @@ class Engine:
             is_in_use = erasing.had_readers or ledger.has_readers(documents)
             is_in_use = is_in_use or ledger.prefixes.is_in_use(documents)
             memory = Erasure("memory", num_bytes, found["memory"], "in use" if is_in_use else None)
-            return memory, *self._tiers.list_erasures(found, on_disk, is_in_use=is_in_use)
+            return memory, *self._tiers.list_erasures(sizes, found, is_in_use=is_in_use)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every page and lease is accounted for."""

@@ -124,15 +124,19 @@ class DocumentFiles:
         for path in self._root.glob(f"*/{self._path(key).name}"):
             path.unlink(missing_ok=True)
 
-    def remove_text(self, key: DocumentKey) -> int:
-        """Remove all documents whose ids begin with this one and a dash; return their number."""
+    def remove_text(self, key: DocumentKey) -> tuple[int, int]:
+        """Remove all documents whose ids begin with this one and a dash.
+
+        Returns their number, and the bytes of all files among which they were looked for.
+        """
+        num_bytes = sum(path.stat().st_size for path in self._root.glob(f"*/*{_SUFFIX}"))
         paths = [*self._root.glob(f"*/{_name_of(key)}-*{_SUFFIX}")]
         for path in paths:
             path.unlink(missing_ok=True)
         for tenant, id_ in [*self._used]:
             if (tenant, id_.rpartition("-")[0]) == key:
                 del self._used[tenant, id_]
-        return len(paths)
+        return len(paths), num_bytes
 
     def close(self) -> None:
         """Let another process have the folder."""

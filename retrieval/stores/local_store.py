@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid.engine_status import Erasure
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.embeddings.embedding import Embedding, SparseVector, VectorSpace, check_space
 from retrieval.ranking import NOT_FOUND, fuse, rank
@@ -198,13 +200,15 @@ class LocalChunkStore:
         self._documents.pop(key, None)
         await self._file(lambda files: files.remove(key))
 
-    async def delete_text(self, tenant: str, text_id: str) -> int:
-        """Delete all documents of a text; see `ChunkStore.delete_text`."""
+    async def delete_text(self, tenant: str, text_id: str) -> Erasure:
+        """Delete all documents of a text, in memory and in files; see `ChunkStore.delete_text`."""
+        in_memory = sum(each.num_bytes for each in self._documents.values())
         keys = [key for key in self._documents if is_of_text(key, tenant, text_id)]
         for key in keys:
             del self._documents[key]
         removed = await self._file(lambda files: files.remove_text((tenant, text_id)))
-        return max(removed or 0, len(keys))
+        num_removed, in_files = removed or (0, 0)
+        return Erasure("passages", in_memory + in_files, max(num_removed, len(keys)))
 
     async def close(self) -> None:
         """Free the memory of all documents, and let another process have their files."""
@@ -281,6 +285,14 @@ class _Vectors:
             _TermIndex.of([each.sparse or nothing for each in embeddings]),
             StoredDocument(len(chunks), num_tokens),
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that its texts and vectors take."""
+        arrays = self.terms.terms, self.terms.rows, self.terms.weights
+        num_bytes = sum(map(sys.getsizeof, (each.text for each in self.chunks)))
+        num_bytes += sum(each.nbytes for each in arrays)
+        return num_bytes + (0 if self.dense is None else self.dense.nbytes)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the content of the document's file."""

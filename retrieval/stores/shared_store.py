@@ -16,6 +16,7 @@ from typing import Self
 
 from qdrant_client import AsyncQdrantClient
 
+from rapid.engine_status import Erasure
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.embeddings.embedding import Embedding, VectorSpace
 from retrieval.retrieval_errors import ChunksMissing, RetrievalError, StoreUnavailable
@@ -221,20 +222,25 @@ class SharedChunkStore:
             await self._collection.delete(tenant, self._document_key(document_id))
             await self._manifests.delete(tenant, self._document_key(document_id))
 
-    async def delete_text(self, tenant: str, text_id: str) -> int:
-        """Delete all documents of a text for all retrievers; see `ChunkStore.delete_text`."""
+    async def delete_text(self, tenant: str, text_id: str) -> Erasure:
+        """Delete all documents of a text for all retrievers; see `ChunkStore.delete_text`.
+
+        What is looked through is the list of the tenant's documents; the server finds their points
+        by an index and does not tell their bytes.
+        """
         for key in [key for key in self._point_ids if is_of_text(key, tenant, text_id)]:
             del self._point_ids[key]
         async with self._server():
+            listed = await self._manifests.list_documents(tenant)
             named = [
                 each
-                for each in await self._manifests.list_documents(tenant)
+                for each in listed
                 if is_of_text((tenant, each.rpartition("/")[2]), tenant, text_id)
             ]
             for each in named:
                 await self._collection.delete(tenant, each)
                 await self._manifests.delete(tenant, each)
-        return len(named)
+        return Erasure("passages, by their list", sum(map(len, listed)), len(named))
 
     async def close(self) -> None:
         """Disconnect; what was added stays for the others."""

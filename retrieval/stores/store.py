@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from rapid.engine_status import Erasure
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.embeddings.embedding import Embedding
 
@@ -130,11 +131,8 @@ class ChunkStore(Protocol):
         """Delete a document; deleting one that does not exist has no effect."""
         ...
 
-    async def delete_text(self, tenant: str, text_id: str) -> int:
-        """Delete all documents whose ids begin with this and a dash, of every index.
-
-        Returns their number.
-        """
+    async def delete_text(self, tenant: str, text_id: str) -> Erasure:
+        """Delete all documents whose ids begin with this and a dash, of every index."""
         ...
 
     async def close(self) -> None:

@@ -4,6 +4,7 @@ import math
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 
+from rapid.engine_status import Erasure
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.embeddings.embedding import Embedding, VectorSpace
 from retrieval.stores.store import StoredDocument
@@ -40,10 +41,11 @@ class PlainChunkStore:
         self.stored.pop((tenant, document_id), None)
 
     async def delete_text(self, tenant, text_id):
+        num_bytes = sum(len(c.text) for chunks in self.documents.values() for c, _ in chunks)
         keys = [key for key in self.stored if key[0] == tenant and key[1].startswith(f"{text_id}-")]
         for key in keys:
             await self.delete(*key)
-        return len(keys)
+        return Erasure("passages", num_bytes, len(keys))
 
     async def close(self):
         self.documents.clear()

@@ -81,7 +81,10 @@ async def test_the_certificate_names_every_place(world: World, tmp_path: Path):
     assert not pending
     assert removed["files"] == 3
     assert removed["engine: memory"] == 1
-    assert any(place.startswith("database") for place in removed)
+    row = await world.library.deletions.find("a", file.id)
+    assert row is not None
+    (of_database,) = [each for each in row.erasures if each["place"].startswith("database")]
+    assert of_database["num_bytes"] > 2**13  # of a dozen tables
     assert not world.traces.texts
     assert not holds(tmp_path, SECRET)
     assert not holds(tmp_path, file.id.encode())

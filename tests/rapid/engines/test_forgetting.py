@@ -117,8 +117,9 @@ async def test_host_memory_is_overwritten() -> None:
     await ask(engine, OTHER, OTHER_KEY)  # which takes the room of the first
     assert engine._host is not None
     assert engine._host.blocks.any()
-    found = sum_of(await engine.forget({KEY, OTHER_KEY}))
-    assert found["host memory"] >= 10
+    _, host = await engine.forget({KEY, OTHER_KEY})
+    assert host.num_found >= 10
+    assert host.num_bytes >= host.num_found * engine._host.page_bytes
     assert not engine._host.blocks.any()
     assert len(engine._host) == 0
     assert await ask(engine, SECRET, KEY) == 0
@@ -139,7 +140,10 @@ async def test_files_are_removed_also_after_a_restart(tmp_path: Path) -> None:
     engine.close()
     assert len(files_in(tmp_path)) == 24
     engine = with_files(tmp_path)
-    assert sum_of(await engine.forget({KEY}))["disk"] == 12
+    num_bytes = sum(path.stat().st_size for path in files_in(tmp_path))
+    memory, host, disk = await engine.forget({KEY})
+    assert memory.num_bytes > host.num_bytes == 0  # nothing was asked since the start
+    assert (disk.num_bytes, disk.num_found, disk.pending) == (num_bytes, 12, None)
     assert len(files_in(tmp_path)) == 12
     assert [path.stem for path in files_in(tmp_path, "*.doc")] == [OTHER_KEY]
     assert await ask(engine, SECRET, KEY) == 0

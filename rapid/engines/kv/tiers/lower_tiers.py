@@ -44,25 +44,31 @@ class LowerTiers:
             }
         return found
 
+    def count_bytes(self) -> dict[str, int]:
+        """Return the bytes that each holds, by its place as an `Erasure` has it."""
+        found: dict[str, int] = {}
+        if self.host is not None:
+            found["host memory"] = self.host.page_bytes * len(self.host)
+        if self.passages is not None:
+            found["passages"] = self.passages.num_bytes
+        if self.disk is not None:
+            found["disk"] = self.disk.files.num_bytes
+        return found
+
     def list_erasures(
-        self, found: Mapping[str, int], on_disk: int, *, is_in_use: bool
+        self, sizes: Mapping[str, int], found: Mapping[str, int], *, is_in_use: bool
     ) -> list[Erasure]:
         """Return what each has forgotten of some documents.
 
         Args:
-            found: Entries that held any of them, by the name of where they were.
-            on_disk: Files that did.
+            sizes: Bytes that each held before, as `count_bytes` gives them.
+            found: Entries that held any of the documents, by the same names.
             is_in_use: Whether leases still read them.
         """
         pending = held = "in use" if is_in_use else None
-        erasures = []
-        if self.host is not None:
-            pending = "being copied" if self.host.is_dirty else pending
-            size = self.host.page_bytes * len(self.host)
-            erasures.append(Erasure("host memory", size, found["host memory"], pending))
-        if self.passages is not None:
-            size = self.passages.num_bytes
-            erasures.append(Erasure("passages", size, found["passages"], held))
-        if self.disk is not None:
-            erasures.append(Erasure("disk", self.disk.files.num_bytes, on_disk, pending))
-        return erasures
+        if self.host is not None and self.host.is_dirty:
+            pending = "being copied"
+        return [
+            Erasure(place, size, found[place], held if place == "passages" else pending)
+            for place, size in sizes.items()
+        ]
