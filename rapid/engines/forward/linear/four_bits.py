@@ -86,6 +86,13 @@ def codes_of(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes, torch.cat((scale, middle), -1).transpose(0, 1).contiguous()
 
 
+def numbers_of(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Return the weights that codes and scales stand for, float32: what quantizing means."""
+    scale, middle = scales.float().transpose(0, 1)[..., None].unbind(2)
+    groups = codes.float().view(len(codes), len(scales), -1)
+    return ((groups - _HALF) * scale + middle).flatten(1)
+
+
 def product(rows: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Return the product of rows [n, in] with packed weights, [n, out]."""
     if len(rows) <= MOST_PACKED_ROWS[rows.device.type]:
