@@ -109,7 +109,7 @@ def test_a_file_is_kept_indexed_asked_about_and_deleted(
     assert removed["files"] == 3
     assert removed["target"] > 0
     assert removed["drafter"] > 0
-    assert removed["orchestrator"] == 1
+    assert removed["orchestrator"] >= 1  # one that came for the load may have been asked as well
     assert removed["retriever:"] >= 1  # of all documents with this text
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(**asked(extra_body={"rapid": {"file_ids": [file.id]}}))
