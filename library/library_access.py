@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -127,6 +128,8 @@ _OPENED: WeakSet[LibraryAccess] = WeakSet()  # those of this process
 def forget_text(_: object, tenant: str, digest: str) -> Erasure:
     """Drop a text that this process keeps, whatever the object is that runs here."""
     found = [each.forget(tenant, digest) for each in [*_OPENED]]
+    if any(each.num_found for each in found):
+        gc.collect()  # calls that have ended hold what they were given until it comes by
     return Erasure(
         "texts",
         sum(each.num_bytes for each in found),

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from retrieval.chunking import RetrievedChunk
-from retrieval.embeddings.embedding import Embedding, SparseVector, VectorSpace, device_named
+from retrieval.embeddings.embedding import (
+    Embedding,
+    SparseVector,
+    VectorSpace,
+    device_named,
+    keep_no_words,
+)
 from retrieval.embeddings.priority_lock import PriorityLock
 from retrieval.retrieval_errors import EmbedderFailed
 from retrieval.settings import BGEM3EmbedderConfig
@@ -36,6 +42,7 @@ class BGEM3Embedder:
             folder = _checkpoint(config.model)
             loaded: Any = BGEM3FlagModel(folder, devices=self._device, use_fp16=on_gpu)
             self._tokenizer = loaded.tokenizer
+            keep_no_words(self._tokenizer)
             self._model = loaded.model.to(self._device).eval()
         except Exception as error:
             raise EmbedderFailed(

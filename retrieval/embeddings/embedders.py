@@ -20,6 +20,7 @@ from retrieval.embeddings.embedding import (
     SparseVector,
     VectorSpace,
     device_named,
+    keep_no_words,
 )
 from retrieval.embeddings.priority_lock import PriorityLock
 from retrieval.embeddings.terms import content_terms, names, terms
@@ -132,6 +133,7 @@ class SentenceEmbedder:
                 "of sentence-transformers, or a hub name"
             ) from error
         self._model.max_seq_length = config.max_length
+        keep_no_words(self._model.tokenizer)
         size = int(self._model.get_embedding_dimension())
         self.space = VectorSpace(
             dense_size=size, sparse=True, idf=True, sparse_weight=_COSINE_PER_WORDS

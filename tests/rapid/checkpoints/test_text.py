@@ -20,6 +20,7 @@ from rapid.chat_messages import Message
 from rapid.checkpoints.text import ChatText
 from rapid.embedded import TARGET
 from rapid.errors import BadRequest, ConfigurationError
+from tests.process_memory import keeps_words
 
 TEXT = ChatText.load("embedded:target")
 LETTERS = "▁abcdefghijklmnopqrstuvwxyz.,|<>"
@@ -338,3 +339,13 @@ def test_a_fingerprint_is_of_the_tokenizer_and_the_same_in_every_process() -> No
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert there.stdout == TEXT.fingerprint
     assert sentencepiece_like().fingerprint != TEXT.fingerprint
+
+
+def test_a_tokenizer_keeps_no_word_of_what_it_has_read() -> None:
+    reader = """
+from rapid.checkpoints.text import ChatText
+text = ChatText.load("embedded:target")
+def read(words):
+    text.encode(words), text.token_offsets(words)
+"""
+    assert keeps_words(reader) == [True, False]

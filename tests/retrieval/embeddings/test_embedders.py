@@ -6,6 +6,7 @@ import pytest
 from retrieval.chunking import RetrievedChunk
 from retrieval.embeddings.embedders import LexicalEmbedder, coverage, make_embedder
 from retrieval.settings import LexicalEmbedderConfig
+from tests.process_memory import keeps_words
 
 lexical = LexicalEmbedder()
 
@@ -85,3 +86,22 @@ def test_one_shared_word_is_no_evidence_for_words_alone():
     assert lexical.is_evidence("What is the harbor of Belaron?", chunks)
     assert not lexical.is_evidence("What is the harbor of Orrin?", chunks)
     assert not lexical.is_evidence("What is the harbor of Belaron?", [])
+
+
+@pytest.mark.parametrize("kind", ["BPE", "Unigram"])
+def test_a_tokenizer_of_an_embedder_keeps_no_word_of_what_it_has_read(kind):
+    made = {"BPE": "BPE({c: i for i, c in enumerate(letters)}, [])"}
+    made |= {"Unigram": "Unigram([(c, -1.0) for c in letters], unk_id=0)"}
+    reader = f"""
+import string
+from types import SimpleNamespace
+from tokenizers import Tokenizer, models, pre_tokenizers
+from retrieval.embeddings.embedding import keep_no_words
+letters = " ." + string.ascii_letters
+tokenizer = Tokenizer(models.{made[kind]})
+tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+keep_no_words(SimpleNamespace(backend_tokenizer=tokenizer))
+def read(words):
+    tokenizer.encode_batch([words])
+"""
+    assert keeps_words(reader) == [True, False]
