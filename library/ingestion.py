@@ -19,7 +19,7 @@ import logging
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -33,6 +33,7 @@ from library.library_access import Library
 from library.parsing import FileReaders, ParsedText, UnreadableFile
 from library.storage.schema import FileRow, JobRow, StoreFileRow
 from rapid.chat_messages import Document, DocumentRef
+from rapid.documents import name_text
 from rapid.engine_status import Erasure
 from rapid.errors import BadRequest, LibraryUnavailable, Overloaded, RapidError
 from rapid.events import Reading, Tell
@@ -45,6 +46,7 @@ _MOST_ATTEMPTS = 5  # with the waits between them, a minute
 _AGAIN_S = 5.0  # after a failure that may pass, times the attempts so far
 _UNREAD_S = 0.2  # between two looks of a job at a file that is not read yet
 _MOST_FORGETTING_S = 30.0  # between two looks at parts of a deleted file that are in use
+_ENDLESS = ("delete", "forget")  # kinds of jobs that are never given up
 _MOST_REASON_CHARS = 512  # as the column has
 
 
@@ -55,13 +57,12 @@ class DocumentIndex(Protocol):
         """Add a document; one that is there already is left as it is."""
         ...
 
-    async def forget(
-        self, tenant: str, document: DocumentRef, *, whole: bool = True
-    ) -> Sequence[Erasure]:
-        """Delete a document, and return where it was looked for.
+    async def forget(self, tenant: str, document: DocumentRef) -> Sequence[Erasure]:
+        """Delete a document, and return where it was looked for."""
+        ...
 
-        With `whole` its text goes under every name and in every cut.
-        """
+    async def forget_text(self, tenant: str, name: str) -> Sequence[Erasure]:
+        """Delete all documents with the text of this name (`rapid.documents.name_text`)."""
         ...
 
 
@@ -165,6 +166,7 @@ class Ingestion:
             "index": self._add_to_index,
             "prefill": self._prefill,
             "delete": self._delete,
+            "forget": self._forget_again,
         }
         await steps[job.kind](job)
 
@@ -172,7 +174,7 @@ class Ingestion:
         """Do a job again later; after several attempts say that it failed."""
         _log.warning("job %s of %s failed: %r", job.kind, job.file_id, error)
         is_away = isinstance(error, LibraryUnavailable)  # which says nothing of this file
-        if is_away or job.attempts < _MOST_ATTEMPTS or job.kind == "delete":
+        if is_away or job.attempts < _MOST_ATTEMPTS or job.kind in _ENDLESS:
             await self._jobs.postpone(job, _AGAIN_S * min(job.attempts, _MOST_ATTEMPTS))
             return
         what = "It failed several times for a reason on the server's side; its log says which."
@@ -326,20 +328,33 @@ class Ingestion:
         if file.digest is None:
             return []
         has_text, has_name = await self._library.deletions.find_same(file)
-        erasures: list[Erasure] = []
-        if self._index is not None and not (has_text and has_name):
-            ref = DocumentRef(file.filename, file.digest, file.num_chars or 0)
-            try:
-                erasures += await self._index.forget(file.tenant, ref, whole=not has_text)
-            except RapidError as error:
-                _log.warning("passages of %s are not deleted yet: %s", file.id, error)
-                erasures.append(Erasure("passages", pending="the retriever is away"))
         if not has_text:
-            own = self._library.documents.forget(file.tenant, file.digest)
-            erasures.append(replace(own, place="librarian: texts"))
-            if self._traces is not None:
-                erasures += await self._traces.forget(file.tenant, file.digest)
+            return await self._forget_text(file.tenant, name_text(file.tenant, file.digest))
+        if self._index is None or has_name:
+            return []
+        ref = DocumentRef(file.filename, file.digest, file.num_chars or 0)
+        return await _await_index(self._index.forget(file.tenant, ref))
+
+    async def _forget_text(self, tenant: str, name: str) -> list[Erasure]:
+        erasures: list[Erasure] = []
+        if self._index is not None:
+            erasures += await _await_index(self._index.forget_text(tenant, name))
+        own = self._library.documents.forget(name)
+        erasures.append(replace(own, place="librarian: texts"))
+        if self._traces is not None:
+            erasures += await self._traces.forget(name)
         return erasures
+
+    async def _forget_again(self, job: JobRow) -> None:
+        """Have a text forgotten once more, of which something was found (`library.upkeep`)."""
+        name, erasures = job.file_id, list[Erasure]()
+        if name in await self._library.deletions.list_texts():
+            erasures = await self._forget_text(job.tenant, name)
+        if is_pending(erasures):
+            await self._jobs.postpone(job, min(job.attempts, _MOST_FORGETTING_S))
+            return
+        async with self._library.database.write() as session:
+            await self._jobs.finish(session, job)
 
     async def _sweep(self) -> None:
         while True:
@@ -349,3 +364,12 @@ class Ingestion:
                 if self._traces is not None:
                     await self._traces.remind(self._library.deletions.list_texts)
             await asyncio.sleep(_SWEEP_S)
+
+
+async def _await_index(call: Awaitable[Sequence[Erasure]]) -> list[Erasure]:
+    """Return what an index says that it has forgotten, or that it may not have."""
+    try:
+        return [*await call]
+    except RapidError as error:
+        _log.warning("passages are not deleted yet: %s", error)
+        return [Erasure("passages", pending="the retriever is away")]

@@ -21,7 +21,7 @@ from library.storage.schema import JobRow
 LEASE_S = 15.0  # so long a file waits whose worker died; three renewals may be late
 """How long a lease holds that is not renewed."""
 
-JobKind = Literal["read", "index", "prefill", "delete"]
+JobKind = Literal["read", "index", "prefill", "delete", "forget"]
 
 
 class Jobs:

@@ -125,9 +125,9 @@ class Library:
 _OPENED: WeakSet[LibraryAccess] = WeakSet()  # those of this process
 
 
-def forget_text(_: object, tenant: str, digest: str) -> Erasure:
-    """Drop a text that this process keeps, whatever the object is that runs here."""
-    found = [each.forget(tenant, digest) for each in [*_OPENED]]
+def forget_text(_: object, name: str) -> Erasure:
+    """Drop the text of a name that this process keeps, whatever the object is that runs here."""
+    found = [each.forget(name) for each in [*_OPENED]]
     if any(each.num_found for each in found):
         gc.collect()  # calls that have ended hold what they were given until it comes by
     return Erasure(
@@ -170,12 +170,12 @@ class LibraryAccess:
         with (await self.get()).documents.hold(tenant, stored):
             yield
 
-    def forget(self, tenant: str, digest: str) -> Erasure:
+    def forget(self, name: str) -> Erasure:
         """Drop a text that is kept in this process, unless a request has it; on any thread."""
         opening = self._opening
         if opening is None or not opening.done() or opening.cancelled() or opening.exception():
             return Erasure("texts")
-        return opening.result().documents.forget(tenant, digest)
+        return opening.result().documents.forget(name)
 
     async def resolve(self, tenant: str, documents: Sequence[DocumentRef]) -> tuple[Document, ...]:
         """Return documents with their texts; see `rapid.ports.DocumentResolver`."""

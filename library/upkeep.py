@@ -1,14 +1,17 @@
 """Checks that rows, bytes and jobs of a library belong together, and repairs.
 
 A crash may leave bytes of a file that nobody was told of. Anything else that is found here is a
-mistake of this library, or of hands that changed its folder.
+mistake of this library, or of hands that changed its folder or brought a backup back. A text that
+was deleted as a file and that a later request carried itself is found as well; the next such
+request has it read again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -18,6 +21,10 @@ from library.jobs import JobKind
 from library.library_access import Library
 from library.storage.schema import FileRow, JobRow, StoreFileRow
 
+Find: TypeAlias = Callable[[Mapping[str, str]], Awaitable[Collection[str]]]
+"""Returns the names of those texts of which a place has parts, from names with their tenants."""
+
+_OF_NO_FILE = ("delete", "forget")  # kinds of jobs that outlive their file
 _YOUNG_S = 3600.0  # bytes that came since may belong to an upload that is not complete
 
 
@@ -26,8 +33,9 @@ class Discrepancy:
     """Something that does not belong together.
 
     Attributes:
-        kind: ``bytes without a file``, ``file without bytes`` or ``work that nobody does``.
-        name: Of the blob or file.
+        kind: ``bytes without a file``, ``file without bytes``, ``work that nobody does``, or what
+            is there of a deleted text, as ``KV of a deleted text``.
+        name: Of the blob, file or text.
     """
 
     kind: str
@@ -36,6 +44,7 @@ class Discrepancy:
 
 async def verify(
     library: Library,
+    places: Sequence[tuple[str, Find]] = (),
     *,
     repairs: bool = False,
     clock: Callable[[], float] = time.time,
@@ -45,8 +54,9 @@ async def verify(
 
     Args:
         library: What is looked at; it may be in use.
+        places: Where parts of texts are kept beside it: what they are, and how they are found.
         repairs: Whether bytes without a file are deleted, files without bytes said to be lost, and
-            work given to somebody.
+            work given to somebody: deleted texts are forgotten again by the processes that run.
         clock: Seconds since the epoch.
         young_s: Bytes that are younger are left alone.
     """
@@ -67,7 +77,20 @@ async def verify(
         findings += await _find_work(session, library, files, repairs=repairs)
     if repairs:
         await library.blobs.delete(unknown)
-    return findings
+    return findings + await _find_deleted(library, places, repairs=repairs)
+
+
+async def _find_deleted(
+    library: Library, places: Sequence[tuple[str, Find]], *, repairs: bool
+) -> list[Discrepancy]:
+    """Return what is there of texts that were deleted; with `repairs` a job has them forgotten."""
+    deleted = await library.deletions.list_texts(is_complete=True)
+    found = {(kind, name) for kind, find in places for name in await find(deleted)}
+    if repairs:
+        async with library.database.write() as session:
+            for name in {name for _, name in found}:
+                await library.jobs.add(session, "forget", deleted[name], name)
+    return [Discrepancy(f"{kind} of a deleted text", name) for kind, name in sorted(found)]
 
 
 async def _find_work(
@@ -93,7 +116,7 @@ async def _find_work(
         for file_id, kind, store_id in undone:
             tenant = needed[file_id, kind, store_id]
             await library.jobs.add(session, kind, tenant, file_id, store_id)
-        gone = [job.id for job in jobs if job.file_id not in files and job.kind != "delete"]
+        gone = [job.id for job in jobs if job.file_id not in files and job.kind not in _OF_NO_FILE]
         await session.execute(delete(JobRow).where(JobRow.id.in_(gone)))
     return [Discrepancy("work that nobody does", file_id) for file_id, _, _ in undone]
 

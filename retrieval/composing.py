@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from rapid.chat_messages import Document
@@ -11,8 +13,10 @@ from retrieval.chunking import TokenOffsets, hf_token_offsets
 from retrieval.context import RetrievedContext
 from retrieval.embeddings.embedders import make_embedder
 from retrieval.embeddings.embedding import Embedder
+from retrieval.indexing import text_id_of
 from retrieval.retriever import Retriever
 from retrieval.settings import RetrievalConfig, ServerStoreConfig
+from retrieval.stores.document_files import find_in_folder
 from retrieval.stores.store import ChunkStore
 
 
@@ -55,6 +59,27 @@ async def open_retriever(
 
         store = await asyncio.to_thread(LocalChunkStore.open, config.store, embedder.space, index)
     return Retriever(config, embedder, store, token_offsets)
+
+
+async def find_texts(config: RetrievalConfig, texts: Mapping[str, str]) -> set[str]:
+    """Return the names of those texts of which a store has passages, if it outlives its process.
+
+    Args:
+        config: The settings of the retrievers that use the store; they may run.
+        texts: Names of texts, each with its tenant (`rapid.documents.name_text`).
+
+    Raises:
+        StoreUnavailable: The server does not answer, or refuses.
+    """
+    keys = {(tenant, text_id_of(name)): name for name, tenant in texts.items()}
+    found: list[tuple[str, str]] = []
+    if isinstance(config.store, ServerStoreConfig):
+        from retrieval.stores.shared_store import find_on_server
+
+        found = await find_on_server(config.store, config.collection, keys)
+    elif config.store.folder is not None:
+        found = await asyncio.to_thread(find_in_folder, Path(config.store.folder), keys)
+    return {keys[each] for each in found}
 
 
 def retrieve_context(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from rapid.chat_messages import Document, DocumentRef
+from rapid.documents import name_text
 from rapid.errors import RetrievalPending
 from rapid.events import Reading, Tell
 from retrieval.chunking import Chunk, TokenOffsets, chunk_text, drop_shared
@@ -182,12 +183,13 @@ def key_of(tenant: str, document: DocumentRef) -> tuple[str, str]:
     cut: tuple[int, ...] = ()
     if (own := document.chunk_sizes) is not None:
         cut = (own.tokens, own.overlap) if own.overlap else (own.tokens,)
-    return tenant, f"{text_id_of(tenant, document.digest)}-{_hash(document.name, *map(str, cut))}"
+    text_id = text_id_of(name_text(tenant, document.digest))
+    return tenant, f"{text_id}-{_hash(document.name, *map(str, cut))}"
 
 
-def text_id_of(tenant: str, digest: str) -> str:
-    """Return what the ids of all documents with a tenant's text begin with, before a dash."""
-    return f"doc-{_hash(tenant, digest)}"
+def text_id_of(name: str) -> str:
+    """Return what the ids of all documents with a text of this name begin with, before a dash."""
+    return f"doc-{name}"
 
 
 def _hash(*parts: str) -> str:

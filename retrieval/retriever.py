@@ -231,9 +231,12 @@ class Retriever:
         asked = loop.run_in_executor(self._queries, self._embedder.embed_query, query)
         return found, await asked
 
-    async def forget_text(self, tenant: str, digest: str) -> Erasure:
-        """Delete all documents with a tenant's text, whatever their names and their cut are."""
-        text_id = text_id_of(tenant, digest)
+    async def forget_text(self, tenant: str, name: str) -> Erasure:
+        """Delete all documents with a tenant's text, whatever their own names and their cut are.
+
+        `name` is that of the text (`rapid.documents.name_text`).
+        """
+        text_id = text_id_of(name)
         for key in [key for key in self._entries if is_of_text(key, tenant, text_id)]:
             await self._drop(key)
         return await self._store.delete_text(tenant, text_id)

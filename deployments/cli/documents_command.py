@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -139,20 +140,31 @@ def verify(
         Path, typer.Argument(metavar="CONFIG", help="The server's configuration.")
     ] = Path("serve_config.yaml"),
     repair: Annotated[
-        bool, typer.Option("--repair", help="Delete bytes of no file, give work to somebody.")
+        bool, typer.Option("--repair", help="Delete what is of no file, give work to somebody.")
     ] = False,
 ) -> None:
-    """Check that files, their bytes and the work on them belong together.
+    """Check that files, their bytes and the work on them belong together, and nothing is orphaned.
 
-    This looks at the library itself, where the server keeps it; the server may run meanwhile.
+    This looks at the library where the server keeps it, and for passages and KV of deleted texts in
+    Qdrant and in folders of this machine; the server may run meanwhile. What --repair finds of them
+    is forgotten again by the server, now or when it runs.
     Exit status 1 if something was found and not repaired.
     """
-    from deployments.config.serve_file import check
+    from deployments.config.serve_file import front_of, read_applications
+    from rapid.config_errors import read_yaml
+    from rapid.errors import RapidError
 
-    library = check(config).library
+    settings = read_yaml(config, "serve_config.yaml")
+    # Models and memory are not looked at: those that run have them.
+    applications = read_applications(settings, f"{config}: ")
+    library = applications[front_of(settings)].library
     if library is None:
         fail(f"{config} has no library: there is nothing to verify")
-    findings = asyncio.run(_verify(library.kept, repairs=repair))
+    places = [place for each in applications.values() for place in _places(each)]
+    try:
+        findings = asyncio.run(_verify(library.kept, places, repairs=repair))
+    except RapidError as error:
+        fail(str(error))
     for each in findings:
         typer.echo(f"{each.kind}: {each.name}")
     note(f"{len(findings)} findings{', repaired' if repair and findings else ''}")
@@ -160,15 +172,32 @@ def verify(
         raise typer.Exit(1)
 
 
-async def _verify(config: Any, *, repairs: bool) -> Any:
+async def _verify(config: Any, places: Sequence[Any], *, repairs: bool) -> Any:
     from library.library_access import Library
     from library.upkeep import verify
 
     library = await Library.open(config)
     try:
-        return await verify(library, repairs=repairs)
+        return await verify(library, places, repairs=repairs)
     finally:
         await library.close()
+
+
+def _places(config: Any) -> list[tuple[str, Any]]:
+    """Return where parts of texts outlive the processes of an application, and how to find them."""
+    from rapid.engines.kv.tiers.page_files import find_documents
+    from retrieval.composing import find_texts
+
+    def find_kv(folder: str) -> Any:
+        return lambda texts: asyncio.to_thread(find_documents, Path(folder), texts)
+
+    retrievers = [model.retriever for model in config.served if model.retriever]
+    engines = [part.settings.engine for part in config.engine_parts.values()]
+    folders = [getattr(engine, "disk_cache_folder", None) for engine in engines]
+    return [
+        *(("passages", partial(find_texts, each.settings.retrieval)) for each in retrievers),
+        *(("KV", find_kv(each)) for each in folders if each),
+    ]
 
 
 def _upload(client: httpx.Client, path: Path, *, prefills: bool) -> Any:

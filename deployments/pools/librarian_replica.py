@@ -18,7 +18,6 @@ from library.ingestion import Ingestion
 from library.library_access import Library, forget_text
 from library.library_config import LibraryConfig
 from rapid.chat_messages import Document, DocumentRef
-from rapid.documents import name_text
 from rapid.engine_status import Erasure
 from rapid.errors import LibraryUnavailable, OrchestratorLost, RetrievalUnavailable
 from rapid.events import Reading, Tell
@@ -96,20 +95,25 @@ class RetrieverIndex:
             finally:
                 said.cancel()
 
-    async def forget(
-        self, tenant: str, document: DocumentRef, *, whole: bool = True
-    ) -> list[Erasure]:
-        """Delete a document from every retriever, or its text under any name if `whole`.
+    async def forget(self, tenant: str, document: DocumentRef) -> list[Erasure]:
+        """Delete a document from every retriever.
 
         Raises:
             RetrievalUnavailable: A retriever failed or cannot be reached.
         """
+        return await self._ask("forget", document.digest, tenant, document)
+
+    async def forget_text(self, tenant: str, name: str) -> list[Erasure]:
+        """Delete all documents with the text of a name from every retriever; errors as above."""
+        return await self._ask("forget_text", name, tenant, name)
+
+    async def _ask(self, method: str, session_id: str, *arguments: Any) -> list[Erasure]:
         erasures: list[Erasure] = []
         for handle in self._retrievers:
             name = handle.deployment_name.lower()
+            asked = handle.options(session_id=session_id, method_name=method)
             try:
-                method = handle.options(session_id=document.digest).forget
-                found = await method.remote(tenant, document, whole=whole)
+                found = await asked.remote(*arguments)
             except Exception as error:
                 failure = failure_of(error)
                 raise failure.as_rapid_error("retriever", RetrievalUnavailable) from error
@@ -151,24 +155,23 @@ class ProcessTraces:
     def __init__(self) -> None:
         self._told: set[str] = set()  # engines that know what was deleted before they started
 
-    async def forget(self, tenant: str, digest: str) -> list[Erasure]:
+    async def forget(self, name: str) -> list[Erasure]:
         """Drop a text, then its KV, and return where they were looked for."""
         # In this order: who has dropped the text asks for no more of its KV.
-        names = frozenset({name_text(tenant, digest)})
         everybody = await asyncio.to_thread(replicas)
         engines = await asyncio.to_thread(engines_of)
         apps = {app for app, pool, _ in everybody if pool == _LIBRARIAN}
         apps |= {name.rsplit("/", 2)[0] for name in engines}
         texts = [
-            _await_erasure(f"{pool} {own}", ask_in_actor(actor, forget_text, tenant, digest))
+            _await_erasure(f"{pool} {own}", ask_in_actor(actor, forget_text, name))
             for (app, pool, own), actor in everybody.items()
             if app in apps
         ]
         erasures = [each for found in await asyncio.gather(*texts) for each in found]
         engines = await asyncio.to_thread(engines_of)
         kv = [
-            _await_erasure(_place_of(name), engine.forget.remote(names))
-            for name, engine in engines.items()
+            _await_erasure(_place_of(own), engine.forget.remote(frozenset({name})))
+            for own, engine in engines.items()
         ]
         return erasures + [each for found in await asyncio.gather(*kv) for each in found]
 

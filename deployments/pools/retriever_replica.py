@@ -193,15 +193,20 @@ class RetrieverReplica:
 
         return await asyncio.to_thread(summarize)
 
-    async def forget(self, tenant: str, document: DocumentRef, *, whole: bool = True) -> Erasure:
-        """Delete a document's passages, or those of its text under any name if `whole`."""
+    async def forget(self, tenant: str, document: DocumentRef) -> Erasure:
+        """Delete a document's passages."""
         TENANT.set(tenant)
         try:
-            retriever = await self._open()
-            if whole:
-                return await retriever.forget_text(tenant, document.digest)
-            num_found = int(await retriever.forget(*key_of(tenant, document)))
-            return Erasure("passages", num_found=num_found)
+            found = await (await self._open()).forget(*key_of(tenant, document))
+            return Erasure("passages of this name", num_found=int(found))
+        except RetrievalError as error:
+            raise self._failure(error) from None
+
+    async def forget_text(self, tenant: str, name: str) -> Erasure:
+        """Delete the passages of all documents with a text of this name."""
+        TENANT.set(tenant)
+        try:
+            return await (await self._open()).forget_text(tenant, name)
         except RetrievalError as error:
             raise self._failure(error) from None
 

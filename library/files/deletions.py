@@ -38,8 +38,8 @@ _LOOK_S = 0.1  # between two looks at a certificate that is awaited
 class Traces(Protocol):
     """The processes that keep parts of texts in memory, or of their KV in any tier."""
 
-    async def forget(self, tenant: str, digest: str) -> Sequence[Erasure]:
-        """Drop all parts of a text, and return where they were looked for."""
+    async def forget(self, name: str) -> Sequence[Erasure]:
+        """Drop all parts of the text of a name, and return where they were looked for."""
         ...
 
     async def remind(self, find: Callable[[], Awaitable[Collection[str]]]) -> None:
@@ -92,18 +92,24 @@ class Deletions:
                 return row
             await asyncio.sleep(_LOOK_S)
 
-    async def list_texts(self) -> frozenset[str]:
-        """Return the names of all texts that were deleted and that nobody has uploaded again."""
+    async def list_texts(self, *, is_complete: bool = False) -> dict[str, str]:
+        """Return the names of all texts that were deleted and that nobody has uploaded again.
+
+        Each has its tenant. With `is_complete` they are those of which nothing should be left.
+        """
+        named = [DeletionRow.text_name.is_not(None)]
+        if is_complete:
+            named.append(DeletionRow.ended_at.is_not(None))
         async with self._database.read() as session:
-            named = DeletionRow.text_name.is_not(None)
-            deleted = (await session.execute(select(DeletionRow).where(named))).scalars().all()
+            deleted = (await session.execute(select(DeletionRow).where(*named))).scalars().all()
             tenants = {each.tenant for each in deleted}
-            there = select(FileRow.tenant, FileRow.digest).where(
-                FileRow.tenant.in_(tenants), FileRow.status != "deleting"
-            )
+            there = select(FileRow.tenant, FileRow.digest).where(FileRow.tenant.in_(tenants))
+            if not is_complete:
+                there = there.where(FileRow.status != "deleting")
             found = (await session.execute(there)).all()
         kept = {name_text(tenant, digest) for tenant, digest in found if digest is not None}
-        return frozenset({each.text_name for each in deleted if each.text_name} - kept)
+        texts = {each.text_name: each.tenant for each in deleted if each.text_name}
+        return {name: tenant for name, tenant in texts.items() if name not in kept}
 
     async def drop_old(self) -> None:
         """Delete the certificates of more than a year ago."""

@@ -19,6 +19,7 @@ from library.storage.blobs import Blobs
 from library.storage.database import Database
 from library.storage.schema import FileRow, StoreFileRow
 from rapid.chat_messages import ChunkSizes, Document, DocumentRef
+from rapid.documents import name_text
 from rapid.engine_status import Erasure
 from rapid.errors import BadRequest, DocumentNotReady, UnknownDocument
 
@@ -214,14 +215,19 @@ class StoredDocuments:
                 self._users.subtract(keys)
                 self._users += Counter()  # drops those that nobody has
 
-    def forget(self, tenant: str, digest: str) -> Erasure:
-        """Drop a text that is kept in this process, unless a request has it; on any thread."""
-        key = tenant, digest
+    def forget(self, name: str) -> Erasure:
+        """Drop a text that is kept in this process, unless a request has it; on any thread.
+
+        `name` is that of the text (`rapid.documents.name_text`).
+        """
         with self._lock:
             num_bytes = sum(map(len, self._texts.values()))
-            if self._users[key]:
+            if any(name_text(*key) == name for key in self._users):
                 return Erasure("texts", num_bytes, 0, "in use")
-            return Erasure("texts", num_bytes, int(self._texts.pop(key, None) is not None))
+            keys = [key for key in self._texts if name_text(*key) == name]
+            for key in keys:
+                del self._texts[key]
+            return Erasure("texts", num_bytes, len(keys))
 
 
 def ref_of(row: FileRow) -> DocumentRef:

@@ -150,9 +150,9 @@ class JobRow(Base):
     """Work that is still to be done for a tenant; who does it holds a lease.
 
     Attributes:
-        kind: ``read`` a file, ``index`` it for a vector store, ``prefill`` a target with it, or
-            ``delete`` it.
-        file_id: The file.
+        kind: ``read`` a file, ``index`` it for a vector store, ``prefill`` a target with it,
+            ``delete`` it, or ``forget`` a text that was deleted once more.
+        file_id: The file; of ``forget`` the name of the text.
         store_id: The vector store of an ``index`` job, else empty.
         attempts: How often it was begun.
         due_at: When it may be begun.

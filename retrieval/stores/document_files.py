@@ -155,6 +155,12 @@ class DocumentFiles:
         return self._root / self._index / f"{name}{_SUFFIX}"
 
 
+def find_in_folder(root: Path, keys: Iterable[DocumentKey]) -> list[DocumentKey]:
+    """Return those, of tenants and ids of texts, of which a folder has documents of any index."""
+    there = {path.name.partition("-")[0] for path in root.glob(f"*/*{_SUFFIX}")}
+    return [key for key in keys if _name_of(key) in there]
+
+
 def _name_of(key: DocumentKey) -> str:
     return blake2b("\0".join(key).encode(), digest_size=16).hexdigest()
 

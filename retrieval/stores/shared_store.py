@@ -74,19 +74,12 @@ class SharedChunkStore:
         Raises:
             CollectionMismatch: The collection was made for other vectors, or the server is too old.
         """
-        key = config.key()
-        client = AsyncQdrantClient(
-            url=config.url,
-            headers=None if key is None else {"api-key": key},
-            timeout=int(max(1, config.timeout_s)),
-            check_compatibility=False,  # it only warns; `QdrantCollection.prepare` raises
-        )
-        of = QdrantCollection(client, collection, space, url=config.address)
+        of = _connect(config, collection, space)
         store = cls(of, index, config.ttl_s)
         try:
             await store.keep()
         except BaseException:
-            await client.close()
+            await of.client.close()
             raise
         return store
 
@@ -314,3 +307,35 @@ class SharedChunkStore:
                 pass  # it is away still, or again
             except Exception:
                 _log.exception("a sweep of the store failed")
+
+
+async def find_on_server(
+    config: ServerStoreConfig, collection: str, keys: Collection[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Return those, of tenants and ids of texts, of which a collection has documents of any index.
+
+    Raises:
+        StoreUnavailable: The server does not answer, or refuses.
+    """
+    of = _connect(config, collection, VectorSpace(None, sparse=True))
+    manifests = Manifests(of, config.ttl_s, time.time)
+    there = set()
+    try:
+        with suppress(ChunksMissing):  # there is no collection
+            for tenant in {tenant for tenant, _ in keys}:
+                ids = [each.rpartition("/")[2] for each in await manifests.list_documents(tenant)]
+                there |= {(tenant, each.rpartition("-")[0]) for each in ids}
+    finally:
+        await of.client.close()
+    return [key for key in keys if key in there]
+
+
+def _connect(config: ServerStoreConfig, collection: str, space: VectorSpace) -> QdrantCollection:
+    key = config.key()
+    client = AsyncQdrantClient(
+        url=config.url,
+        headers=None if key is None else {"api-key": key},
+        timeout=int(max(1, config.timeout_s)),
+        check_compatibility=False,  # it only warns; `QdrantCollection.prepare` raises
+    )
+    return QdrantCollection(client, collection, space, url=config.address)

@@ -1,4 +1,4 @@
-"""What is deleted is looked for in the memory of every process of a server, and in its files."""
+"""What is deleted is looked for in every process of a server and in its files, and comes back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 import yaml
 
+from rapid.chat_messages import Document
 from rapid.checkpoints.text import ChatText
+from rapid.documents import name_text
 from rapid.embedded.generator import generate_document
 from tests.ports import free_port
 from tests.process_memory import FILLS_FREED, find_in_files, find_in_processes
@@ -33,6 +35,10 @@ OTHER = "The meadow of Thornwick sells some eleven silver buttons over a maple b
 # Its words are those of many passages, so that prompts are long.
 QUESTION = "Nobody asked about eleven barrels: which entry is the first, second and third deposit?"
 MOST_ROUNDS = 6  # of other requests, after which nothing that is reused has the secret
+
+
+def text_of(number: int, size: int, line: str) -> str:
+    return f"{generate_document(number, size).text}\n\n{line}\n"
 
 
 class Server:
@@ -51,10 +57,11 @@ class Server:
             args[pool]["pool"]["max_replicas"] = 1  # so that all are seen
         (folder / "config.yaml").write_text(yaml.safe_dump(file), encoding="utf-8")
         own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        self._environment = own | FILLS_FREED | {"RAY_TMPDIR": str(ray_folder)}
         self._process = subprocess.Popen(
             [RAPID, "serve", "config.yaml"],
             cwd=folder,
-            env=own | FILLS_FREED | {"RAY_TMPDIR": str(ray_folder)},
+            env=self._environment,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -79,8 +86,8 @@ class Server:
 
     def use(self, number: int, size: int, line: str) -> str:
         """Upload a document with a line, ask about it in every way, and return the file's id."""
-        text = f"{generate_document(number, size).text}\n\n{line}\n"
-        form = {"purpose": (None, "user_data"), "file": ("notes.txt", text.encode())}
+        text = text_of(number, size, line).encode()
+        form = {"purpose": (None, "user_data"), "file": ("notes.txt", text)}
         file_id: str = self.call("POST", "/v1/files", files=form)["id"]
         store = f"/v1/vector_stores/{self.call('POST', '/v1/vector_stores', json={})['id']}"
         self.call("POST", f"{store}/files", json={"file_id": file_id})
@@ -113,9 +120,18 @@ class Server:
     def find(self, wanted: dict[str, bytes]) -> dict[str, set[str]]:
         return find_in_processes(self._process.pid, wanted)
 
+    def verify(self, *options: str) -> tuple[int, list[str]]:
+        """The exit status of `rapid documents verify`, and what it has found."""
+        command = [RAPID, "documents", "verify", "config.yaml", *options]
+        ended = subprocess.run(
+            command, cwd=self.folder, env=self._environment, capture_output=True, text=True
+        )
+        return ended.returncode, ended.stdout.splitlines()
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    tmp_path = tmp_path_factory.mktemp("server")
     ray_folder = Path(tempfile.mkdtemp(prefix="rapid-", dir="/tmp"))  # short, as its sockets' paths
     server = Server(tmp_path, ray_folder)
     try:
@@ -147,3 +163,24 @@ def test_no_process_and_no_file_has_a_word_of_what_is_deleted(server: Server) ->
     assert not found
     assert find_in_files(server.folder, wanted) == set()
     assert find_in_files(server.ray_folder, wanted) == set()
+
+
+def test_what_a_backup_brings_back_is_found_and_forgotten_again(
+    server: Server, tmp_path: Path
+) -> None:
+    file_id = server.use(9, 600, SECRET)
+    name = name_text("local", Document("notes.txt", text_of(9, 600, SECRET)).digest)
+    kept = [server.folder / "chunks", server.folder / "kv"]
+    wait_until(lambda: bool([*kept[1].rglob(f"{name}.doc")]), 60)
+    for each in kept:
+        shutil.copytree(each, tmp_path / each.name, ignore=lambda *_: ["lock"])
+    server.delete(file_id)
+    assert server.verify() == (0, [])
+    for each in kept:
+        shutil.copytree(tmp_path / each.name, each, dirs_exist_ok=True)
+    orphans = [f"KV of a deleted text: {name}", f"passages of a deleted text: {name}"]
+    assert server.verify() == (1, orphans)
+    assert server.verify("--repair") == (0, orphans)
+    wait_until(lambda: server.verify() == (0, []), 60)
+    assert not [*kept[1].rglob(f"{name}.doc")]
+    assert find_in_files(kept[0], {"word": NAME.encode()}) == set()

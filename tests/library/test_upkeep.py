@@ -7,7 +7,7 @@ import io
 import random
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +20,12 @@ from library.ingestion import Ingestion
 from library.library_access import Library
 from library.library_config import LibraryConfig
 from library.storage.database import Database
-from library.storage.schema import JobRow
+from library.storage.schema import FileRow, JobRow
 from library.upkeep import Discrepancy, verify
+from rapid.documents import name_text
 from rapid.errors import DocumentNotReady
 from tests.library.conftest import empty
-from tests.library.libraries import FakeIndex
+from tests.library.libraries import FakeIndex, FakeTraces
 from tests.library.serve_library import start_server
 from tests.ports import free_port
 
@@ -77,6 +78,44 @@ async def test_work_that_nobody_does_is_given_to_somebody(library: Library):
     ]
     await Ingestion(library, FakeIndex()).drain()
     assert (await library.stores.get_file("a", store.id, file.id)).status == "completed"
+
+
+async def test_what_is_there_of_a_deleted_text_is_found_and_forgotten_again(library: Library):
+    index, traces = FakeIndex(), FakeTraces()
+
+    async def work() -> None:
+        await Ingestion(library, index, traces, clock=lambda: time.time() + 1).drain()
+
+    async def add() -> FileRow:
+        row = await library.files.add("a", "n.txt", "user_data", io.BytesIO(b"a secret"))
+        await work()
+        return await library.files.get("a", row.id)
+
+    async def find(texts: Mapping[str, str]) -> list[str]:
+        return [each for each in texts if each in traces.texts]
+
+    file = await add()
+    name = name_text("a", file.digest or "")
+    traces.texts |= {name, "of a request"}  # which is of no file, and no orphan
+    places = [("KV", find)]
+    assert await verify(library, places) == []
+    await library.delete("a", file.id)
+    await work()
+    assert await verify(library, places) == []
+    traces.texts.add(name)  # with a backup of a folder, say
+    orphan = [Discrepancy("KV of a deleted text", name)]
+    assert await verify(library, places) == orphan
+    assert await verify(library, places, repairs=True) == orphan
+    assert await verify(library, places, repairs=True) == orphan
+    await work()
+    assert traces.texts == {"of a request"}
+    assert await verify(library, places) == []
+    await add()  # once more, before a worker comes to what was found
+    traces.texts.add(name)
+    async with library.database.write() as session:
+        await library.jobs.add(session, "forget", "a", name)
+    await work()
+    assert name in traces.texts
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import pytest
 from deployments.pools import librarian_replica
 from deployments.pools.librarian_replica import OrchestratorReader, ProcessTraces
 from rapid.chat_messages import DocumentRef
-from rapid.documents import name_text
 from rapid.engine_status import Erasure
 from rapid.errors import EngineFailed, Overloaded
 
@@ -54,8 +53,8 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
     monkeypatch.setattr(librarian_replica, "replicas", lambda: running)
 
-    async def ask(actor: str, _: Any, tenant: str, digest: str) -> Erasure:
-        assert (actor, tenant, digest) == ("replica", "a", "digest")
+    async def ask(actor: str, _: Any, name: str) -> Erasure:
+        assert (actor, name) == ("replica", "name")
         return Erasure("texts", 5, 1)
 
     monkeypatch.setattr(librarian_replica, "ask_in_actor", ask)
@@ -63,19 +62,19 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 async def test_engines_of_all_applications_and_replicas_are_told(engines: dict[str, Any]) -> None:
-    assert await ProcessTraces().forget("a", "digest") == [
+    assert await ProcessTraces().forget("name") == [
         Erasure("orchestrator c: texts", 5, 1),
         Erasure("librarian d: texts", 5, 1),
         Erasure("target a: memory", 8, 2),
         Erasure("drafter b: memory", 8, 2),
     ]
-    assert engines["rapid/Target/a"].forget.asked == [(frozenset({name_text("a", "digest")}),)]
+    assert engines["rapid/Target/a"].forget.asked == [(frozenset({"name"}),)]
 
 
 async def test_who_does_not_answer_may_have_something(engines: dict[str, Any]) -> None:
     engines["rapid/Target/a"] = engine(is_silent=True)
     engines["next/Drafter/b"].forget.answer = ValueError("a bug")
-    found = await ProcessTraces().forget("a", "digest")
+    found = await ProcessTraces().forget("name")
     assert {each.place: each.pending for each in found if each.pending} == {
         "target a": "no answer",
         "drafter b": "no answer",

@@ -50,7 +50,7 @@ class World:
         await self.work()
         row = await self.library.files.get("a", row.id)
         assert row.digest is not None
-        self.traces.texts.add(("a", row.digest))
+        self.traces.texts.add(name_text("a", row.digest))
         return row
 
     async def work(self, seconds: float = 0.0) -> None:
@@ -93,7 +93,7 @@ async def test_the_certificate_names_every_place(world: World, tmp_path: Path):
 
 async def test_what_is_in_use_is_pending_until_it_is_not(world: World):
     file = await world.add()
-    world.traces.in_use.add(("a", file.digest or ""))
+    world.traces.in_use.add(name_text("a", file.digest or ""))
     await world.library.delete("a", file.id)
     await world.work()
     is_gone, _, pending = await world.state(file.id)
@@ -168,9 +168,9 @@ async def test_engines_that_start_later_are_told_of_texts_that_nobody_has(world:
     await world.library.delete("a", first.id)
     await world.work()
     name = name_text("a", first.digest or "")
-    assert await world.library.deletions.list_texts() == {name}
+    assert await world.library.deletions.list_texts() == {name: "a"}
     await world.add()  # once more
-    assert await world.library.deletions.list_texts() == frozenset()
+    assert await world.library.deletions.list_texts() == {}
 
 
 async def test_an_old_certificate_is_dropped(world: World):
@@ -202,11 +202,11 @@ class TestTexts:
         (found,) = await library.documents.find("a", [file.id])
         await access.resolve("a", [found.ref])
         async with access.hold("a", [found.ref]):
-            assert forget_text(None, "a", found.ref.digest).pending == "in use"
-            assert forget_text(None, "b", found.ref.digest).num_found == 0
-        erasure = forget_text(None, "a", found.ref.digest)
+            assert forget_text(None, name_text("a", found.ref.digest)).pending == "in use"
+            assert forget_text(None, name_text("b", found.ref.digest)).num_found == 0
+        erasure = forget_text(None, name_text("a", found.ref.digest))
         assert (erasure.num_bytes, erasure.num_found, erasure.pending) == (len(SECRET), 1, None)
-        assert forget_text(None, "a", found.ref.digest).num_found == 0
+        assert forget_text(None, name_text("a", found.ref.digest)).num_found == 0
         await library.close()
 
 

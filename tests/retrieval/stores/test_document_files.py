@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 
+from rapid.documents import name_text
 from rapid.engine_status import Erasure
 from rapid.errors import UnknownDocument
 from retrieval import Document, LexicalEmbedder, RetrievalConfig, StoreUnavailable, open_retriever
@@ -74,7 +75,8 @@ async def test_what_is_forgotten_leaves_no_byte_also_after_a_restart(tmp_path):
     await first.close()
     second = await open_retriever(config, words, tokenizer="words")
     num_bytes = sum(path.stat().st_size for path in tmp_path.rglob("*.npz"))
-    erasure = await second.forget_text("us", LETTER.digest)  # it has not been asked about since
+    name = name_text("us", LETTER.digest)
+    erasure = await second.forget_text("us", name)  # it has not been asked about since
     assert erasure == Erasure("passages", num_bytes, 1)
     assert files_with(tmp_path, b"Tessin") == []
     assert (await second.retrieve("them", [note], QUESTION)).chunks

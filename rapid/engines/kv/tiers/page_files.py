@@ -239,8 +239,7 @@ class PageFiles:
     def _remove_lists(self, pages: Collection[Path]) -> None:
         """Remove the lists of documents of which no page is left."""
         for path in self._root.glob(f"*/*/*{_LIST}"):
-            listed = {path.with_name(f"{name.hex()}{_SUFFIX}") for name in _read_list(path)}
-            if listed.isdisjoint(pages) and _age_s(path) > _STALE_S:
+            if set(_list_pages(path)).isdisjoint(pages) and _age_s(path) > _STALE_S:
                 path.unlink(missing_ok=True)
                 self._lists.pop(path, None)
 
@@ -265,6 +264,12 @@ class PageFiles:
         self._used.pop(name, None)
 
 
+def find_documents(root: Path, documents: Collection[str]) -> set[str]:
+    """Return those of some documents, of whose prompts there is any page, of any model."""
+    lists = [path for path in root.glob(f"*/*/*{_LIST}") if path.stem in documents]
+    return {path.stem for path in lists if any(page.exists() for page in _list_pages(path))}
+
+
 def folder_of(tenant: str) -> str:
     """Return the name of a tenant's folder: what can be read of its name, and a digest of it."""
     readable = re.sub(r"[^A-Za-z0-9_-]", "_", tenant)[:40]
@@ -284,6 +289,12 @@ def _read_list(path: Path) -> list[bytes]:
     content = path.read_bytes() if path.exists() else b""
     whole = len(content) - len(content) % _NAME_BYTES
     return [content[start : start + _NAME_BYTES] for start in range(0, whole, _NAME_BYTES)]
+
+
+def _list_pages(path: Path) -> Iterator[Path]:
+    """Yield the paths of the pages in a list, which need not be there."""
+    for name in _read_list(path):
+        yield path.with_name(f"{name.hex()}{_SUFFIX}")
 
 
 def _age_s(path: Path) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rapid.engines.kv.tiers import page_files
-from rapid.engines.kv.tiers.page_files import PageFiles, folder_of
+from rapid.engines.kv.tiers.page_files import PageFiles, find_documents, folder_of
 
 NAMES = [bytes([number]) * 16 for number in range(8)]
 PAGE_BYTES = 512
@@ -197,10 +197,12 @@ def test_pages_of_a_document_are_removed_whoever_wrote_them(tmp_path: Path) -> N
     writer.write(NAMES[2], "one", page(2))
     files(tmp_path, context=b"\1" * 32).write(NAMES[3], "one", page(3), ["aa"])
     other = files(tmp_path)
+    assert find_documents(tmp_path, {"aa", "cc"}) == {"aa"}
     assert other.forget(["aa", "cc"]) == 3
     assert [number for number in range(4) if path_of(tmp_path, number).exists()] == [2]
     assert [NAMES[number] in other for number in range(3)] == [False, False, True]
     assert lists(tmp_path) == {"bb"}
+    assert find_documents(tmp_path, {"aa", "bb"}) == set()  # its page is gone
     assert other.forget(["aa", "bb"]) == 0
     assert lists(tmp_path) == set()
 
