@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -48,9 +49,10 @@ def find_in_files(folder: Path, wanted: Mapping[str, bytes]) -> set[str]:
     found = set()
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
-            content = path.read_bytes()
-            if any(each in content for each in wanted.values()):
-                found.add(str(path.relative_to(folder)))
+            with suppress(FileNotFoundError):  # it was removed just now
+                content = path.read_bytes()
+                if any(each in content for each in wanted.values()):
+                    found.add(str(path.relative_to(folder)))
     return found
 
 
