@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from weakref import WeakSet
 
 from sqlalchemy import select
 
@@ -24,6 +22,7 @@ from library.storage.blobs import Blobs
 from library.storage.database import Database
 from library.storage.schema import FileRow
 from rapid.chat_messages import Document, DocumentRef
+from rapid.documents import add_keeper
 from rapid.engine_status import Erasure
 
 _AT_ONCE = 100  # expired files of one transaction
@@ -122,29 +121,13 @@ class Library:
         await self.database.close()
 
 
-_OPENED: WeakSet[LibraryAccess] = WeakSet()  # those of this process
-
-
-def forget_text(_: object, name: str) -> Erasure:
-    """Drop the text of a name that this process keeps, whatever the object is that runs here."""
-    found = [each.forget(name) for each in [*_OPENED]]
-    if any(each.num_found for each in found):
-        gc.collect()  # calls that have ended hold what they were given until it comes by
-    return Erasure(
-        "texts",
-        sum(each.num_bytes for each in found),
-        sum(each.num_found for each in found),
-        next((each.pending for each in found if each.pending), None),
-    )
-
-
 class LibraryAccess:
     """A library that is opened when it is first needed, and tried again while it is away."""
 
     def __init__(self, config: LibraryConfig) -> None:
         self._config = config
         self._opening: asyncio.Task[Library] | None = None
-        _OPENED.add(self)
+        add_keeper(self)
 
     async def get(self) -> Library:
         """Return the library.
@@ -170,7 +153,7 @@ class LibraryAccess:
         with (await self.get()).documents.hold(tenant, stored):
             yield
 
-    def forget(self, name: str) -> Erasure:
+    def drop_text(self, name: str) -> Erasure:
         """Drop a text that is kept in this process, unless a request has it; on any thread."""
         opening = self._opening
         if opening is None or not opening.done() or opening.cancelled() or opening.exception():

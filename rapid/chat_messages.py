@@ -179,6 +179,8 @@ class DocumentRef:
     @property
     def ref(self) -> DocumentRef:
         """The reference alone."""
+        if type(self) is DocumentRef:
+            return self
         return DocumentRef(self.name, self.digest, self.num_chars, chunk_sizes=self.chunk_sizes)
 
 

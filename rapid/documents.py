@@ -1,17 +1,50 @@
-"""The documents of a request that carry their texts."""
+"""The texts of documents: those that a request carries, and how a process forgets one."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Protocol
+from weakref import WeakSet
 
 from rapid.chat_messages import Document, DocumentRef
+from rapid.engine_status import Erasure
 from rapid.errors import UnknownDocument
+
+
+class TextKeeper(Protocol):
+    """What keeps texts of documents in the memory of a process."""
+
+    def drop_text(self, name: str) -> Erasure:
+        """Drop the text of a name (`name_text`), unless it is in use; on any thread."""
+        ...
+
+
+_KEEPERS: WeakSet[TextKeeper] = WeakSet()  # those of this process
+
+
+def add_keeper(keeper: TextKeeper) -> None:
+    """Have `forget_text` ask a keeper of texts for as long as that exists."""
+    _KEEPERS.add(keeper)
 
 
 def name_text(tenant: str, digest: str) -> str:
     """Return the name, in hex, under which all that is made of a tenant's text is forgotten."""
     return blake2b(f"{tenant}\0{digest}".encode(), digest_size=16).hexdigest()
+
+
+def forget_text(_: object, name: str) -> Erasure:
+    """Drop the text of a name that this process keeps, whatever the object is that runs here."""
+    found = [each.drop_text(name) for each in [*_KEEPERS]]
+    if any(each.num_found for each in found):
+        gc.collect()  # calls that have ended hold what they were given until it comes by
+    return Erasure(
+        "texts",
+        sum(each.num_bytes for each in found),
+        sum(each.num_found for each in found),
+        next((each.pending for each in found if each.pending), None),
+    )
 
 
 class InlineDocuments:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,13 @@ class Passages:
     def is_advancing(self) -> bool:
         """Whether a step runs in a thread, perhaps one whose caller has left."""
         return self._lock.locked()
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that its text takes."""
+        whole = self._document
+        texts = [whole.text] if whole else [each.text for each in self.chunks]
+        return sum(map(sys.getsizeof, texts))
 
     def advance(
         self, config: RetrievalConfig, embedder: Embedder, token_offsets: TokenOffsets

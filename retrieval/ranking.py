@@ -42,7 +42,7 @@ class Ranking:
         return dict(zip((names[at] for at in self.places), self.scores.tolist(), strict=True))
 
 
-def rank(scores: NDArray[np.float64]) -> Ranking:
+def rank(scores: NDArray[np.float64], limit: int | None = None) -> Ranking:
     """Sort chunks by score, best first; equal scores keep the order in which they are given.
 
     Scores are equal when a chain of differences no larger than rounding joins them. Each gets the
@@ -50,18 +50,31 @@ def rank(scores: NDArray[np.float64]) -> Ranking:
 
     Args:
         scores: The score of every chunk, or `NOT_FOUND`.
+        limit: What comes after so many may be left out; None leaves out nothing.
     """
     places = np.flatnonzero(scores > NOT_FOUND)
+    if limit is not None and 2 * limit < len(places):
+        # Sorting twice as many shows where the last chain ends, unless all that follow are in it.
+        best = places[np.argpartition(-scores[places], 2 * limit)[: 2 * limit]]
+        best = best[np.argsort(-scores[best])]
+        ends = np.flatnonzero(_differ(-scores[best[limit - 1 :]]))
+        if len(ends):
+            places = best[: limit + ends[0]]
     places = places[np.argsort(-scores[places])]
     falling = scores[places]
-    sizes = np.abs(falling)
-    rounding = _RELATIVE_ROUNDING * np.maximum(sizes[1:], sizes[:-1])
-    differs = falling[:-1] - falling[1:] > np.maximum(rounding, _ABSOLUTE_ROUNDING)
-    is_first = np.concatenate([np.ones(min(1, len(places)), bool), differs])
+    is_first = np.concatenate([np.ones(min(1, len(places)), bool), _differ(-falling)])
     chains = np.cumsum(is_first) - 1
     # One sort of numbers is five times as quick as `lexsort`.
     in_order = np.sort(chains * len(scores) + places) % max(1, len(scores))
     return Ranking(in_order, falling[is_first][chains])
+
+
+def _differ(rising: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return which sorted scores differ by more than rounding from the one before [scores - 1]."""
+    sizes = np.abs(rising)
+    rounding = _RELATIVE_ROUNDING * np.maximum(sizes[1:], sizes[:-1])
+    found: NDArray[np.bool_] = rising[1:] - rising[:-1] > np.maximum(rounding, _ABSOLUTE_ROUNDING)
+    return found
 
 
 def fuse(
@@ -84,7 +97,7 @@ def fuse(
     if sparse_weight is not None:
         fused[by_meaning.places] = by_meaning.scores
         fused[words.places] += sparse_weight * words.scores
-        return rank(fused)
+        return rank(fused, limit)
     for each in (by_meaning, words):
         fused[each.places] += 1 / (_RRF_CONSTANT + np.arange(len(each.places)))
     least = NOT_FOUND

@@ -14,6 +14,7 @@ from time import perf_counter
 from weakref import WeakValueDictionary
 
 from rapid.chat_messages import Document, DocumentRef
+from rapid.documents import add_keeper
 from rapid.engine_status import Erasure
 from rapid.errors import RetrievalPending, UnknownDocument
 from rapid.events import Tell
@@ -61,6 +62,7 @@ class Retriever:
         self._own_turns = WeakValueDictionary[str, asyncio.Lock]()
         self._waiting = Counter[str]()  # requests that wait for documents, by tenant
         self._queries = ThreadPoolExecutor(1, thread_name_prefix="queries")
+        add_keeper(self)
 
     @property
     def outage(self) -> str | None:
@@ -240,6 +242,25 @@ class Retriever:
         for key in [key for key in self._entries if is_of_text(key, tenant, text_id)]:
             await self._drop(key)
         return await self._store.delete_text(tenant, text_id)
+
+    def drop_text(self, name: str) -> Erasure:
+        """Drop what is embedded of a text but not stored, as its indexing was given up.
+
+        On any thread; see `rapid.documents.TextKeeper`. What is found here goes a moment later.
+        """
+        unstored = [(key, each) for key, each in [*self._entries.items()] if each.passages]
+        text_id = text_id_of(name)
+        found = [(key, each) for key, each in unstored if is_of_text(key, key[0], text_id)]
+        for key, each in found:
+            each.indexing.get_loop().call_soon_threadsafe(self._drop_given_up, key)
+        num_found = sum(each.is_given_up for _, each in found)
+        num_bytes = sum(each.passages.num_bytes for _, each in unstored if each.passages)
+        return Erasure("texts", num_bytes, num_found, "in use" if found else None)
+
+    def _drop_given_up(self, key: tuple[str, str]) -> None:
+        entry = self._entries.get(key)
+        if entry is not None and entry.is_given_up and not entry.users:
+            del self._entries[key]
 
     async def forget(self, tenant: str, document_id: str) -> bool:
         """Delete a document from cache and store; return whether it was known here."""

@@ -15,9 +15,10 @@ from cluster.serve_internals import ask_in_actor, replicas
 from deployments.logs import log_with_serve
 from deployments.pools.engine_actor import engines_of
 from library.ingestion import Ingestion
-from library.library_access import Library, forget_text
+from library.library_access import Library
 from library.library_config import LibraryConfig
 from rapid.chat_messages import Document, DocumentRef
+from rapid.documents import forget_text
 from rapid.engine_status import Erasure
 from rapid.errors import LibraryUnavailable, OrchestratorLost, RetrievalUnavailable
 from rapid.events import Reading, Tell

@@ -177,19 +177,20 @@ class Deletions:
         """Empty the database's log, look for the id of a file, and end the job.
 
         Returns:
-            Whether the certificate is complete; if not, the log is in use.
+            Whether the certificate is complete; if not, others still read the log, or old rows.
         """
         # Of a deletion that another worker began, the id is not known any more.
         is_known = file_id != name_deletion(file_id)
         num_bytes, is_gone = await self._database.forget_deleted(file_id if is_known else None)
-        pending = None if is_gone else "the log is in use"
-        place = "database and its log"
+        place, pending = "database and its log", "the log is in use"
         if self._database.is_shared:
             place = "database (its log and its backups are the operator's)"
+            pending = "another transaction may see old rows"
         async with self._database.write() as session:
             row = await session.get(DeletionRow, name_deletion(file_id))
             if row is not None:
-                row.erasures = _merge(row.erasures, [Erasure(place, num_bytes, 0, pending)])
+                erasure = Erasure(place, num_bytes, 0, None if is_gone else pending)
+                row.erasures = _merge(row.erasures, [erasure])
                 row.ended_at = self._clock() if is_gone else None
             if is_gone:
                 await self._jobs.finish(session, job)

@@ -8,6 +8,7 @@ it begins: one that took it later could find that what it read has changed, and 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from hashlib import blake2b
@@ -34,6 +35,14 @@ _BYTES_OF_TABLES = (
     "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class "
     "WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace"
 )
+# They may still see rows that were deleted since, so that VACUUM leaves these.
+_OLDER_TRANSACTIONS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND pid <> pg_backend_pid() AND xact_start < :began "
+    "AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)"
+)
+_OLDER_S = 2.0  # longest wait for them, each of which takes milliseconds; a backup takes hours
+_LOOK_S = 0.05  # between two looks at them
 _MIGRATING = 0x52415049  # the advisory lock of PostgreSQL under which tables are made
 
 
@@ -172,20 +181,25 @@ class Database:
 
         Returns:
             The bytes that were looked through, in PostgreSQL those of the schema's tables, and
-            whether the log is empty and has no such word.
+            whether no row was left for an older transaction, or the log is empty and has no such
+            word.
         """
         with self._errors_named():
             if self.is_shared:
                 engine = self._engine.execution_options(isolation_level=_AUTOCOMMIT)
                 async with engine.connect() as connection:
+                    is_alone = await _wait_for_older(connection)
                     await connection.execute(text("VACUUM"))
-                    return (await connection.scalars(text(_BYTES_OF_TABLES))).one(), True
+                    return (await connection.scalars(text(_BYTES_OF_TABLES))).one(), is_alone
             async with self._engine.connect() as connection:
                 raw = await connection.get_raw_connection()
                 driver: Any = raw.driver_connection
+                # While it waits for readers, no other process can write.
+                await driver.execute(f"PRAGMA busy_timeout = {int(1000 * _OLDER_S)}")
                 cursor = await driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 is_busy = bool((await cursor.fetchone())[0])
                 await cursor.close()
+                await driver.execute(f"PRAGMA busy_timeout = {int(1000 * _WAIT_S)}")
         path = Path(str(self._engine.url.database))
         words = b"" if word is None else word.encode()
         found = await asyncio.to_thread(_search, [path, Path(f"{path}-wal")], words)
@@ -216,6 +230,17 @@ class Database:
                     "The library's disk is full: delete files, then again."
                 ) from error
             raise LibraryUnavailable("The library's database does not answer.") from error
+
+
+async def _wait_for_older(connection: AsyncConnection) -> bool:
+    """Wait a little for the transactions that run now; return whether all of them have ended."""
+    began = (await connection.scalars(text("SELECT clock_timestamp()"))).one()
+    query, until = text(_OLDER_TRANSACTIONS), time.monotonic() + _OLDER_S
+    while is_seen := (await connection.scalars(query, {"began": began})).one() > 0:
+        if time.monotonic() >= until:
+            break
+        await asyncio.sleep(_LOOK_S)
+    return not is_seen
 
 
 def _search(paths: Iterable[Path], word: bytes) -> tuple[int, bool]:

@@ -149,7 +149,7 @@ class LocalChunkStore:
         else:
             assert query.sparse is not None
             scores = self._by_words(documents, query.sparse, ends)
-            best = rank(np.where(scores >= floor, scores, NOT_FOUND))
+            best = rank(np.where(scores >= floor, scores, NOT_FOUND), limit)
         found = []
         for place, score in zip(best.places[:limit], best.scores[:limit], strict=True):
             at = ends.searchsorted(place, "right")
@@ -181,11 +181,18 @@ class LocalChunkStore:
         num_chunks = int(ends[-1])
         if not len(which):
             return np.full(num_chunks, NOT_FOUND)
-        spans = [*zip(which, firsts[which, term], lasts[which, term], strict=True)]
+        # All weights of a document are taken at once, by their places in its arrays: a slice for
+        # each term would be most of the time.
+        own = lengths.sum(axis=1)
         lengths = lengths[which, term]
-        rows = np.concatenate([indexes[each].rows[first:last] for each, first, last in spans])
-        rows = rows + np.repeat(np.concatenate([[0], ends])[which], lengths)
-        weights = np.concatenate([indexes[each].weights[first:last] for each, first, last in spans])
+        starts = firsts[which, term] - np.cumsum(lengths) + lengths
+        places = np.split(
+            np.arange(lengths.sum()) + np.repeat(starts, lengths), np.cumsum(own)[:-1]
+        )
+        taken = [*zip(indexes, places, strict=True)]
+        rows = np.concatenate([each.rows[at] for each, at in taken])
+        rows = rows + np.repeat(np.concatenate([[0], ends[:-1]]), own)
+        weights = np.concatenate([each.weights[at] for each, at in taken])
         parts = weights * np.repeat((idf * query.weights)[term], lengths)
         sums = np.bincount(rows, weights=parts, minlength=num_chunks)
         return np.where(np.bincount(rows, minlength=num_chunks) > 0, sums, NOT_FOUND)

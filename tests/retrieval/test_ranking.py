@@ -123,6 +123,11 @@ def test_ranks_are_those_of_a_plain_sort(scores):
     ranked = rank(np.array(scores))
     pairs = [*zip(ranked.places.tolist(), ranked.scores.tolist(), strict=True)]
     assert pairs == rank_plainly(scores)
+    for limit in range(1, len(scores) + 1):
+        cut = rank(np.array(scores), limit)
+        found = [*zip(cut.places.tolist(), cut.scores.tolist(), strict=True)]
+        assert len(found) >= min(limit, len(pairs))
+        assert found == pairs[: len(found)]
 
 
 @pytest.mark.parametrize("weight", [None, 0.3])

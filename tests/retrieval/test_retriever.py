@@ -7,7 +7,9 @@ from unittest.mock import AsyncMock
 import pytest
 
 from rapid.chat_messages import ChunkSizes
+from rapid.documents import name_text
 from rapid.embedded.generator import generate_document
+from rapid.engine_status import Erasure
 from rapid.errors import RetrievalPending, UnknownDocument
 from rapid.events import Reading
 from retrieval import (
@@ -128,17 +130,18 @@ async def test_every_cut_is_a_document_of_its_own_and_shared_words_are_read_once
         assert store.stored["us", found.document_ids[0]].num_tokens == found.num_tokens
         ids.add(found.document_ids)
     assert len(ids) == 4
-    assert (await retriever.forget_text("us", document.digest)).num_found == 4
+    assert (await retriever.forget_text("us", name_text("us", document.digest))).num_found == 4
     await retriever.close()
 
 
-def test_documents_keep_the_ids_that_they_had_before_there_were_overlaps():
+def test_documents_keep_the_ids_under_which_stores_have_them():
     for sizes, id_of_name in (
         (None, "18e11e51080bbba4d0d9e9c2"),
         (ChunkSizes(800), "75d41d6074dc9a63ec63c745"),
     ):
         document = Document("a.txt", "text", chunk_sizes=sizes)
-        assert key_of("acme", document) == ("acme", f"doc-58c19d245525de334d50166c-{id_of_name}")
+        found = key_of("acme", document)
+        assert found == ("acme", f"doc-6f1b2012a733fbcba9595afe9650b5c5-{id_of_name}")
 
 
 async def test_a_document_is_embedded_once_and_off_the_event_loop(retriever, embedder):
@@ -438,6 +441,28 @@ async def test_a_question_that_times_out_leaves_what_is_embedded(retriever, embe
     embedder.go_on.set()  # only now does the first batch end
     assert (await retriever.retrieve("local", [document], "harbor")).chunks
     assert embedder.passages == len(set(embedder.order))
+
+
+async def test_what_was_given_up_is_forgotten_on_any_thread(retriever, embedder):
+    document = long_document("Orrin")
+
+    async def forget(tenant):
+        name = name_text(tenant, document.digest)
+        return await asyncio.to_thread(retriever.drop_text, name)
+
+    asking = await begin(retriever, embedder, "local", [document])
+    running = await forget("local")
+    assert (running.num_found, running.pending) == (0, "in use")
+    await leave(asking)
+    embedder.go_on.set()
+    await quiet(retriever)
+    assert (await forget("another")).pending is None
+    dropped = await forget("local")
+    assert (dropped.num_found, dropped.pending) == (1, "in use")
+    assert dropped.num_bytes > len(document.text)
+    assert (await forget("local")) == Erasure("texts")
+    assert (await retriever.retrieve("local", [document], "harbor")).chunks
+    assert len(embedder.order) > len(set(embedder.order))  # some were embedded anew
 
 
 @pytest.mark.parametrize("weights", [(1, 1, 1), (1, 1, 3), (3, 1, 1)])

@@ -121,7 +121,8 @@ class StoreRoutes:
         refs = [each.ref for each in found]
         hits = await self._service.search(tenant, refs, query, body.max_num_results)
         least = body.ranking_options.score_threshold if body.ranking_options else None
-        stored = {key_of(tenant, each.ref)[1]: each for each in found}
+        names = {hit.document for hit in hits}
+        stored = {key_of(tenant, each.ref)[1]: each for each in found if each.ref.name in names}
         data = []
         for hit in hits:
             if least is None or hit.score >= least:

@@ -13,12 +13,12 @@ import pytest
 from library.files.deletions import name_deletion
 from library.ingestion import Ingestion
 from library.jobs import LEASE_S, Jobs
-from library.library_access import Library, LibraryAccess, forget_text
+from library.library_access import Library, LibraryAccess
 from library.library_config import LibraryConfig
 from library.storage.blobs import Blobs
 from library.storage.database import Database
 from library.storage.schema import FileRow
-from rapid.documents import name_text
+from rapid.documents import forget_text, name_text
 from rapid.errors import Overloaded, PromptTooLong, RetrievalUnavailable
 from tests.library.libraries import FakeIndex, FakeReader, FakeTraces
 from tests.library.test_ingestion import holds
@@ -194,7 +194,7 @@ class TestTexts:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         # Those that other tests have opened keep texts as well.
-        monkeypatch.setattr("library.library_access._OPENED", WeakSet())
+        monkeypatch.setattr("rapid.documents._KEEPERS", WeakSet())
         access = LibraryAccess(LibraryConfig(folder=tmp_path))
         library = await access.get()
         world = World(library)

@@ -121,6 +121,23 @@ async def test_what_is_deleted_leaves_no_bytes(tmp_path: Path):
     await database.close()
 
 
+async def test_what_another_transaction_may_see_is_not_gone(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("library.storage.database._OLDER_S", 0.2)
+    async with database.write() as session:
+        session.add(a_store(1))
+    async with database.read() as reader:
+        if database.is_shared:  # a backup, say
+            await reader.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+        await reader.execute(select(VectorStoreRow))
+        async with database.write() as session:
+            await session.delete(await session.get_one(VectorStoreRow, "vs_1"))
+        assert not (await database.forget_deleted())[1]
+        assert not (await database.forget_deleted())[1]
+    assert (await database.forget_deleted())[1]
+
+
 def holds(folder: Path, words: bytes) -> bool:
     """Whether the words stand in a file of the folder."""
     return any(words in each.read_bytes() for each in folder.rglob("*") if each.is_file())
