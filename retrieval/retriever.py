@@ -8,7 +8,6 @@ import itertools
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from time import perf_counter
 from weakref import WeakValueDictionary
@@ -61,7 +60,7 @@ class Retriever:
         self._threads = Threads(_DOCUMENTS_AT_ONCE, "documents")
         self._own_turns = WeakValueDictionary[str, asyncio.Lock]()
         self._waiting = Counter[str]()  # requests that wait for documents, by tenant
-        self._queries = ThreadPoolExecutor(1, thread_name_prefix="queries")
+        self._queries = Threads(1, "queries")
         add_keeper(self)
 
     @property
@@ -131,6 +130,7 @@ class Retriever:
             EmbedderFailed: If the embedding model raises.
         """
         self._threads.weigh(tenant, weight)
+        self._queries.weigh(tenant, weight)
         began = perf_counter()
         try:
             return await self._retrieve(tenant, documents, query, budget_tokens, wait_s, tell)
@@ -157,7 +157,6 @@ class Retriever:
         wait_s: float | None,
         tell: Tell | None,
     ) -> RetrievedContext:
-        loop = asyncio.get_running_loop()
         began = perf_counter()
         async with self._in_use(tenant, documents, wait_s, tell) as held:
             stored = {document_id: entry.stored for document_id, entry in held if entry.stored}
@@ -168,7 +167,7 @@ class Retriever:
             num_chunks = sum(s.num_chunks for s in stored.values())
             limit = self._enough_for(budget, num_chunks, documents)
             indexed = perf_counter()
-            vectors = await loop.run_in_executor(self._queries, self._embedder.embed_query, query)
+            vectors = await self._queries.run(tenant, self._embedder.embed_query, query)
             embedded = perf_counter()
             ranked = await self._store.search(tenant, ids, vectors, limit=limit, floor=self._floor)
             searched = perf_counter()
@@ -229,9 +228,7 @@ class Retriever:
             await self._threads.run_steps(tenant, embed_some)
         if query is None:
             return found, None
-        loop = asyncio.get_running_loop()
-        asked = loop.run_in_executor(self._queries, self._embedder.embed_query, query)
-        return found, await asked
+        return found, await self._queries.run(tenant, self._embedder.embed_query, query)
 
     async def forget_text(self, tenant: str, name: str) -> Erasure:
         """Delete all documents with a tenant's text, whatever their own names and their cut are.
@@ -287,7 +284,7 @@ class Retriever:
         await asyncio.gather(*(e.indexing for e in self._entries.values()), return_exceptions=True)
         self._entries.clear()
         await asyncio.to_thread(self._threads.close)
-        self._queries.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._queries.close)
         await self._store.close()
 
     @asynccontextmanager

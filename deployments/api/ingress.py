@@ -141,15 +141,7 @@ class Ingress:
             clock,
         )
         administration = accounts and AccountRoutes(accounts, self._bodies)
-        models = ModelRoutes(
-            service,
-            self._bodies,
-            self._admission,
-            self._allowances,
-            settings,
-            accounts,
-            library,
-        )
+        models = ModelRoutes(service, self._bodies, self._allowances, settings, accounts, library)
         operators = OperatorRoutes(service, self._access)
         reference = ReferenceRoutes(lambda: self._app.routes)
         console = ConsoleFiles(lambda: self._config.console, lambda: self._tenants, accounts)
@@ -328,7 +320,8 @@ class Ingress:
         """Yield the endpoints of files and vector stores."""
         if self._library is not None:
             yield from FileRoutes(self._library, self._bodies).endpoints()
-            yield from StoreRoutes(self._library, self._bodies, self._service).endpoints()
+            stores = StoreRoutes(self._library, self._bodies, self._service, self._allowances)
+            yield from stores.endpoints()
 
     def _memory_endpoints(self) -> Iterator[Endpoint]:
         """Yield the endpoints of responses and conversations that are kept."""

@@ -29,6 +29,10 @@ _SERVES_OWN = {
     429: _BUSY,
     503: _BUSY,
 }
+_HEALTH = "/-/healthz"  # of the proxy; its list of routes and applications is nobody's
+_UNKNOWN_PATH = HttpError(
+    404, error_body("There is no such path.", "invalid_request_error", code="not_found"), {}
+)
 _INGRESS_LOST = HttpError(
     503,
     error_body(
@@ -44,7 +48,8 @@ _INGRESS_LOST = HttpError(
 class OpenAIErrors:
     """An ASGI application around Serve's, whose own errors it tells in OpenAI's form.
 
-    Answers of replicas, and those about Serve itself under ``/-/``, pass as they are.
+    Answers of replicas, and the proxy's own health, pass as they are; of what else Serve tells of
+    itself under ``/-/`` nothing does.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -53,7 +58,10 @@ class OpenAIErrors:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         scope["headers"] = [each for each in scope["headers"] if each[0] not in _OPERATORS_HEADERS]
-        is_of_system = scope["path"].startswith("/-/")
+        is_of_system = scope["path"] == _HEALTH
+        if scope["path"].startswith("/-/") and not is_of_system:
+            await _tell(_UNKNOWN_PATH, scope, send)
+            return
         has_started = is_replaced = False
 
         async def pass_on(message: Message) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid.engine_status import Erasure
+from rapid.threads import Threads
 from retrieval.chunking import Chunk, RetrievedChunk
 from retrieval.embeddings.embedding import Embedding, SparseVector, VectorSpace, check_space
 from retrieval.ranking import NOT_FOUND, fuse, rank
@@ -23,6 +24,7 @@ from retrieval.settings import LocalStoreConfig
 from retrieval.stores.document_files import DocumentFiles, DocumentKey
 from retrieval.stores.store import StoredDocument, is_of_text
 
+_SEARCHES_AT_ONCE = 2  # in the tenants' turns: each has a core for as long as it runs
 _CHUNK_FIELDS = tuple(field.name for field in fields(Chunk))
 
 Result = TypeVar("Result")
@@ -41,6 +43,7 @@ class LocalChunkStore:
         self._space = space
         self._files = files
         self._documents: dict[DocumentKey, _Vectors] = {}
+        self._searches = Threads(_SEARCHES_AT_ONCE, "searches")
         # One thread, so that a file is removed after it is written, though nobody waits for that.
         self._filing = ThreadPoolExecutor(1, thread_name_prefix="chunks")
 
@@ -124,7 +127,7 @@ class LocalChunkStore:
                 self._files.use(documents)
             return self._search([*documents.values()], query, limit, floor)
 
-        return await asyncio.to_thread(find)
+        return await self._searches.run(tenant, find)
 
     async def list_chunks(
         self, tenant: str, document_id: str, first: int, count: int
@@ -220,6 +223,7 @@ class LocalChunkStore:
     async def close(self) -> None:
         """Free the memory of all documents, and let another process have their files."""
         self._documents.clear()
+        await asyncio.to_thread(self._searches.close)
         await asyncio.to_thread(self._filing.shutdown)
         if self._files:
             self._files.close()

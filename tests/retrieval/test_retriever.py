@@ -443,6 +443,27 @@ async def test_a_question_that_times_out_leaves_what_is_embedded(retriever, embe
     assert embedder.passages == len(set(embedder.order))
 
 
+async def test_queries_take_turns(retriever, embedder, monkeypatch):
+    asked, embed, go_on = [], embedder.embed_query, threading.Event()
+
+    def embed_query(query):
+        asked.append(query)
+        assert go_on.wait(10)
+        return embed(query)
+
+    for tenant in ("us", "them"):
+        await retriever.index(tenant, [LETTER])
+    monkeypatch.setattr(embedder, "embed_query", embed_query)
+    ours = [retriever.retrieve("us", [LETTER.ref], f"harbor {number}") for number in range(8)]
+    ours = [asyncio.create_task(each) for each in ours]
+    theirs = asyncio.create_task(retriever.retrieve("them", [LETTER.ref], "theirs"))
+    while retriever._queries._turns.num_waiting < 8:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    go_on.set()
+    await asyncio.gather(*ours, theirs)
+    assert asked.index("theirs") == 1
+
+
 async def test_what_was_given_up_is_forgotten_on_any_thread(retriever, embedder):
     document = long_document("Orrin")
 

@@ -28,6 +28,7 @@ from deployments.api.files.objects import (
     store_file_object,
     store_object,
 )
+from deployments.api.gate.allowances import Allowances
 from deployments.api.http.bodies import Bodies
 from deployments.api.http.json_bodies import read_fields
 from library.files.stored_documents import StoredText
@@ -45,8 +46,15 @@ _MOST_DIGITS = 9  # of a passage's number; more is beyond any file
 class StoreRoutes:
     """The endpoints of vector stores."""
 
-    def __init__(self, library: LibraryAccess, bodies: Bodies, service: GenerationService) -> None:
-        self._library, self._bodies, self._service = library, bodies, service
+    def __init__(
+        self,
+        library: LibraryAccess,
+        bodies: Bodies,
+        service: GenerationService,
+        allowances: Allowances,
+    ) -> None:
+        self._library, self._bodies = library, bodies
+        self._service, self._allowances = service, allowances
 
     def endpoints(self) -> Iterator[Endpoint]:
         """Yield the endpoints."""
@@ -117,9 +125,11 @@ class StoreRoutes:
         tenant, store_id = _ids(request)
         library = await self._library.get()
         query = str(body.query)
-        found = await library.documents.find_in_store(tenant, store_id, body.filters)
-        refs = [each.ref for each in found]
-        hits = await self._service.search(tenant, refs, query, body.max_num_results)
+        async with self._allowances.admit(request) as settle:
+            found = await library.documents.find_in_store(tenant, store_id, body.filters)
+            refs = [each.ref for each in found]
+            hits = await self._service.search(tenant, refs, query, body.max_num_results)
+            settle(0)
         least = body.ranking_options.score_threshold if body.ranking_options else None
         names = {hit.document for hit in hits}
         stored = {key_of(tenant, each.ref)[1]: each for each in found if each.ref.name in names}
@@ -211,7 +221,9 @@ class StoreRoutes:
             if document_id != key_of(tenant, stored.ref)[1] or not number.isdecimal():
                 raise BadRequest(f"after: there is no {cut.after!r} in this list.", "after")
             first = int(number[:_MOST_DIGITS]) + 1
-        chunks = await self._service.list_chunks(tenant, stored.ref, first, cut.limit + 1)
+        async with self._allowances.admit(request) as settle:
+            chunks = await self._service.list_chunks(tenant, stored.ref, first, cut.limit + 1)
+            settle(0)
         layout = await (await self._library.get()).documents.layout(stored.file_id)
         data = [
             {

@@ -75,9 +75,9 @@ class Admission:
     Requests whose bodies are being read count as if they stood in it.
 
     A tenant that has had less than its share of the engines' work here may have a place more, and
-    waits for longer instead of being refused, as does one that has no place at all: how slow others
-    make its answers is not its fault. So does one for whose places nobody else waits, with as many
-    requests as it may have at most. What an answer used is known at its end; of one that has
+    waits for longer instead of being refused, as does one that has no place at all, or fewer
+    requests here than another that waits: how slow others make its answers is not its fault. So
+    does one for whose places nobody else waits, with as many requests as it may have at most. What an answer used is known at its end; of one that has
     none, its whole time counts. Each ingress goes by the answers that it gave itself, which are a
     sample of all.
 
@@ -196,7 +196,11 @@ class Admission:
             while line[0] is not look or not self._admits(tenant):
                 left_s = wait_s - (self._clock() - began)
                 num_before = self.shares.num_held(tenant) + line.index(look)
-                is_owed = self._work.is_below(tenant) or not self.shares.num_held(tenant)
+                is_owed = (
+                    self._work.is_below(tenant)
+                    or not self.shares.num_held(tenant)
+                    or self._num_here(tenant) < max(map(self._num_here, self._lines))
+                )
                 is_alone = len(self._lines) == 1 and num_before < self.shares.most(tenant)
                 is_patient = (is_owed or is_alone) and left_s > wait_s - _PATIENT_S
                 if left_s <= 0 and not is_patient:
@@ -211,6 +215,10 @@ class Admission:
             else:
                 del self._lines[tenant]
         return True
+
+    def _num_here(self, tenant: str) -> int:
+        """Return the requests of a tenant that hold a place or wait for one."""
+        return self.shares.num_held(tenant) + len(self._lines.get(tenant, ()))
 
     def _admits(self, tenant: str) -> bool:
         """Return whether the tenant may have one more place now, by its share and by its work."""

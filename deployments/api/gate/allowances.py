@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from starlette.requests import Request
+
 from deployments.api.gate.admission import Admission
 from deployments.api.gate.quotas import Limits, Quotas, Reservation
 from deployments.config.api_config import ApiConfig
 from library.accounts.books import Accounts
 from rapid.chat_messages import Document
-from rapid.messages import GenerateRequest
+from rapid.messages import GenerateRequest, new_call_id
 
 _MOST_BYTES = 4  # of a character in UTF-8
 
@@ -42,6 +47,40 @@ class Allowances:
             config.tenant_weights | weights,
             {name: number for name, number in most.items() if number is not None},
         )
+
+    @asynccontextmanager
+    async def admit(self, request: Request, most: int = 0) -> AsyncIterator[Callable[[int], None]]:
+        """Hold a place and count a request that generates nothing into its tenant's quotas.
+
+        The block gives the tokens that it has used. If the server fails before, nothing counts; if
+        the caller leaves, all does that was reserved, as the work may have been done.
+
+        Args:
+            request: The request, whose body is read.
+            most: The most tokens that it may use.
+
+        Raises:
+            TooManyRequests: The tenant has used up its limits, or holds all its places.
+            Overloaded: There is no place.
+        """
+        sent = GenerateRequest(new_call_id(), request.state.caller, ())
+        async with self._admission.place(sent.tenant):
+            reserved = self.reserve(sent, most, 0)
+            used: int | None = most
+            try:
+                if reserved is not None:
+                    grant = await reserved.grant()
+                    request.state.rate_limits = grant.headers
+                    reserved.check(grant)
+                done: list[int] = []
+                yield done.append
+                used = sum(done)
+            except Exception:
+                used = None
+                raise
+            finally:
+                if reserved is not None:
+                    reserved.settle(used)
 
     def reserve(
         self, sent: GenerateRequest, num_bytes: int, answer_tokens: int

@@ -18,7 +18,6 @@ from deployments.api.backend.service import GenerationService
 from deployments.api.dialects.chat.wire import Cards
 from deployments.api.dialects.fingerprint import read_release
 from deployments.api.files.attaching import attach_stored
-from deployments.api.gate.admission import Admission
 from deployments.api.gate.allowances import Allowances
 from deployments.api.http.bodies import Bodies
 from deployments.api.http.dialect import Question
@@ -58,7 +57,6 @@ class ModelRoutes:
         self,
         service: GenerationService,
         bodies: Bodies,
-        admission: Admission,
         allowances: Allowances,
         config: Callable[[], tuple[ApiConfig, Cards]],
         accounts: Accounts | None,
@@ -67,8 +65,7 @@ class ModelRoutes:
         """Store where answers come from, and a function that returns the settings of the moment."""
         self._accounts, self._library = accounts, library
         self._service, self._bodies = service, bodies
-        self._admission, self._allowances = admission, allowances
-        self._config = config
+        self._allowances, self._config = allowances, config
 
     def endpoints(self) -> Iterator[Endpoint]:
         """Yield the endpoints; keys of any scope may see names."""
@@ -215,10 +212,7 @@ class ModelRoutes:
         param: str | None,
         embedded: Sequence[str] = (),
     ) -> AsyncIterator[Callable[[int], None]]:
-        """Hold a place and count a request into its tenant's quotas, as of chats.
-
-        The block gives the tokens that it has used. If the server fails before, nothing counts; if
-        the caller leaves, all does that was reserved, as the work may have been done.
+        """Admit a request as `Allowances.admit` does, and name the field that is at fault.
 
         Args:
             request: The request, whose body is read.
@@ -229,31 +223,16 @@ class ModelRoutes:
 
         Raises:
             BadRequest: There are too many characters, or the service refuses them.
-            TooManyRequests: The tenant has used up its limits, or holds all its places.
-            Overloaded: There is no place.
         """
         self._config()[0].check_characters(num_chars, model or "", param or "")
         most = sum(len(text.encode()) for text in embedded)
-        sent = GenerateRequest(new_call_id(), request.state.caller, ())
-        async with self._admission.place(sent.tenant):
-            reserved = self._allowances.reserve(sent, most, 0)
-            used: int | None = most
-            try:
-                if reserved is not None:
-                    grant = await reserved.grant()
-                    request.state.rate_limits = grant.headers
-                    reserved.check(grant)
-                done: list[int] = []
-                yield done.append
-                used = sum(done)
-            except Exception as error:
-                used = None
-                if param is not None and isinstance(error, BadRequest) and error.param != "model":
-                    error.param = param
-                raise
-            finally:
-                if reserved is not None:
-                    reserved.settle(used)
+        try:
+            async with self._allowances.admit(request, most) as settle:
+                yield settle
+        except BadRequest as error:
+            if param is not None and error.param != "model":
+                error.param = param
+            raise
 
 
 def _render_tokens(found: TokenizedPrompt, body: Tokenization) -> Response:

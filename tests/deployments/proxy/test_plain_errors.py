@@ -70,6 +70,13 @@ async def test_answers_of_replicas_and_about_serve_itself_stay_as_they_are() -> 
     assert (reply.status_code, reply.text) == (503, "Request timed out.")
 
 
+@pytest.mark.parametrize("path", ["/-/routes", "/-/", "/-/healthz/", "/-/anything"])
+async def test_serve_tells_nobody_which_applications_there_are(path: str) -> None:
+    reply = await ask(PlainTextResponse('{"/": "rapid"}'), path=path)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "not_found")
+    assert "rapid" not in reply.text
+
+
 async def test_callers_do_not_set_the_operators_timeout() -> None:
     seen: dict[bytes, bytes] = {}
 

@@ -40,7 +40,7 @@ def routes(app: Ingress) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("has_configured_keys", [True, False])
 @pytest.mark.parametrize("key", [None, "sk-unknown", "", hash_key("sk-1")])
-async def test_without_a_key_nothing_is_answered_but_health(
+async def test_without_a_key_only_health_readiness_and_the_empty_console_are_shown(
     database: Database, has_configured_keys: bool, key: str | None, tmp_path: Path
 ):
     library = LibraryAccess(LibraryConfig(folder=tmp_path))

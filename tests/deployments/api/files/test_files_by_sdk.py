@@ -275,6 +275,22 @@ class TestVectorStores:
         assert TEXT[place["start"] : place["end"]] == best.content[0].text
         assert place["lines"][0] <= 34 <= place["lines"][1]
 
+    async def test_searches_and_lists_of_passages_count_into_quotas(self, world: World):
+        client = world.client()
+        file_id = await world.upload()
+        store = await client.vector_stores.create(file_ids=[file_id])
+        await world.ingest()
+        world.app.configure(world.config.model_copy(update={"requests_per_minute": 2}))
+        search = client.vector_stores.with_raw_response.search
+        found = await search(store.id, query="door 33")
+        assert found.headers["x-ratelimit-remaining-requests"] == "1"
+        chunks = f"/vector_stores/{store.id}/files/{file_id}/chunks"
+        assert (await client.get(chunks, cast_to=httpx.Response)).status_code == 200
+        with pytest.raises(openai.RateLimitError):
+            await search(store.id, query="door 33")
+        with pytest.raises(openai.RateLimitError):
+            await client.get(chunks, cast_to=httpx.Response)
+
     async def test_a_text_says_where_its_pages_begin(self, world: World):
         client = world.client()
         pdf = io.BytesIO(write_pdf([[(72.0, 720.0, each)] for each in ("One.", "Two.")]))

@@ -180,6 +180,24 @@ class TestLines:
             assert not waiting[0].done()
         await waiting[0]
 
+    async def test_who_has_fewer_requests_than_another_that_waits_is_not_refused(self) -> None:
+        admission, clock = places(16, 1, wait_s=0.01)
+
+        async def ask(tenant: str) -> None:
+            async with admission.place(tenant):
+                pass
+
+        async with admission.place("light"), admission.place("heavy"):
+            tenants = ["light", *["heavy"] * 3]
+            light, *heavy = [asyncio.create_task(ask(each)) for each in tenants]
+            await asyncio.sleep(0)
+            clock.now = 30.0
+            for each in heavy:
+                with pytest.raises(TooManyRequests):
+                    await each
+            assert not light.done()
+        await light
+
     async def test_who_asks_alone_waits_longer_while_it_has_less_than_it_may(self) -> None:
         admission, clock = places(16, 2, shared=1, wait_s=0.01)
 
