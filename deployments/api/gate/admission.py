@@ -77,9 +77,9 @@ class Admission:
     A tenant that has had less than its share of the engines' work here may have a place more, and
     waits for longer instead of being refused, as does one that has no place at all, or fewer
     requests here than another that waits: how slow others make its answers is not its fault. So
-    does one for whose places nobody else waits, with as many requests as it may have at most. What an answer used is known at its end; of one that has
-    none, its whole time counts. Each ingress goes by the answers that it gave itself, which are a
-    sample of all.
+    does one for whose places nobody else waits, with as many requests as it may have at most. What
+    an answer used is known at its end; of one that has none, its whole time counts. Each ingress
+    goes by the answers that it gave itself, which are a sample of all.
 
     Refusals say when a place becomes free, by the pace at which the requests before it ended. Those
     of about one second name one place after the other, so that a crowd does not come back all at
