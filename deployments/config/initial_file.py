@@ -103,6 +103,7 @@ def _compose_args(demand: Demand, division: Division, keys: Sequence[ApiKey]) ->
         },
         "orchestrator": {"default_max_tokens": _ANSWER_TOKENS},
         "api": api,
+        "library": {},  # files, in a folder: the file is for one machine
     }
 
 
