@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -91,8 +92,12 @@ class Log:
         """Begin a run, resume it, or extend it by further systems and conditions.
 
         Raises:
-            ConfigurationError: The file has another configuration; the message says which.
+            ConfigurationError: The file has another configuration; the message says which. Or it
+                cannot be written where it shall be.
         """
+        there = next(each for each in path.absolute().parents if each.exists())
+        if not (there.is_dir() and os.access(there, os.W_OK)):
+            raise ConfigurationError(f"--out: {there} is no folder that can be written to")
         results: list[Result] = []
         self._path = path
         self._file: TextIO | None = None
