@@ -30,14 +30,13 @@ from tests.rapid.tiny_models import out_of_memory
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> ByKey:
     """Two items by every baseline, retrieval as it is and unrelated, and the drafter left out."""
-    conditions = [
-        Condition(),
-        Condition(name="unrelated", corruption="unrelated"),
-        Condition(name="eta 0", eta=0),
-        Condition(name="eta 1000", eta=1000),
-    ]
-    task = tiny_task(systems=list(BASELINES), conditions=conditions)
-    return answered(task, tmp_path_factory.mktemp("run"))
+    conditions = [Condition(), Condition(name="unrelated", corruption="unrelated")]
+    whole = tiny_task(systems=list(BASELINES), conditions=conditions)
+    # Only these are asked what they say without the drafter, and with nothing else.
+    extremes = [Condition(name="eta 0", eta=0), Condition(name="eta 1000", eta=1000)]
+    few = tiny_task(systems=["rag-both", "rapid-boost", "mixture"], conditions=extremes)
+    runs = [answered(each, tmp_path_factory.mktemp("run")) for each in (whole, few)]
+    return runs[0] | runs[1]
 
 
 def of(results: ByKey, system: str, condition: str = "as is") -> list[Result]:
