@@ -98,7 +98,7 @@ class StoredDocuments:
             BadRequest: The filter looks at an attribute that no file has.
             DocumentNotReady: A file is not indexed yet.
         """
-        await self._stores.get(tenant, store_id)
+        await self._stores.note_use(await self._stores.get(tenant, store_id))
         entries = await self._entries(store_id)
         if filters is not None:
             known = {key for each in entries for key in each.attributes}

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import delete, func, select, update
@@ -15,9 +16,10 @@ from library.jobs import Jobs
 from library.storage.database import Database
 from library.storage.listing import Cut, Page, list_page
 from library.storage.schema import FileBatchRow, FileRow, StoreFileRow, VectorStoreRow
-from rapid.errors import BadRequest, UnknownDocument
+from rapid.errors import BadRequest, LibraryUnavailable, UnknownDocument
 
 _DAY_S = 86400  # seconds in a day
+_NOTED_S = 3600  # between two notes that a store is asked, each of which costs milliseconds
 AUTO: dict[str, Any] = {"type": "auto"}
 
 
@@ -68,6 +70,16 @@ class VectorStores:
         """
         async with self._database.read() as session:
             return await self._get(session, tenant, store_id)
+
+    async def note_use(self, row: VectorStoreRow) -> None:
+        """Note that a store is asked, from which on it expires, unless that was noted just now."""
+        now = self._clock_ns() // 10**9
+        if now - row.last_active_at < _NOTED_S:
+            return
+        used = update(VectorStoreRow).where(VectorStoreRow.id == row.id)
+        with suppress(LibraryUnavailable):  # on a full disk it can still be searched
+            async with self._database.write() as session:
+                await session.execute(used.values(last_active_at=now))
 
     async def list_stores(self, tenant: str, cut: Cut) -> Page[VectorStoreRow]:
         """Return a page of the tenant's stores, those that have expired left out."""
