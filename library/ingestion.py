@@ -35,7 +35,16 @@ from library.storage.schema import FileRow, JobRow, StoreFileRow
 from rapid.chat_messages import Document, DocumentRef
 from rapid.documents import name_text
 from rapid.engine_status import Erasure
-from rapid.errors import BadRequest, LibraryUnavailable, Overloaded, RapidError
+from rapid.errors import (
+    BadRequest,
+    LibraryUnavailable,
+    OrchestratorLost,
+    Overloaded,
+    RapidError,
+    RetrievalPending,
+    RetrievalUnavailable,
+    TargetUnavailable,
+)
 from rapid.events import Reading, Tell
 
 _log = logging.getLogger(__name__)
@@ -43,11 +52,14 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 0.5  # between two looks at the jobs while there are none
 _SWEEP_S = 30.0  # between two looks for what has expired
 _MOST_ATTEMPTS = 5  # with the waits between them, a minute
+_MOST_WHILE_AWAY = 38  # with the waits between them, an hour
 _AGAIN_S = 5.0  # after a failure that may pass, times the attempts so far
 _UNREAD_S = 0.2  # between two looks of a job at a file that is not read yet
 _MOST_FORGETTING_S = 30.0  # between two looks at parts of a deleted file that are in use
 _ENDLESS = ("delete", "forget")  # kinds of jobs that are never given up
 _MOST_REASON_CHARS = 512  # as the column has
+# Errors that say nothing of a file, but of processes and servers that may come back.
+_AWAY = (OrchestratorLost, Overloaded, RetrievalPending, RetrievalUnavailable, TargetUnavailable)
 
 
 class DocumentIndex(Protocol):
@@ -173,11 +185,16 @@ class Ingestion:
     async def _fail(self, job: JobRow, error: BaseException) -> None:
         """Do a job again later; after several attempts say that it failed."""
         _log.warning("job %s of %s failed: %r", job.kind, job.file_id, error)
-        is_away = isinstance(error, LibraryUnavailable)  # which says nothing of this file
-        if is_away or job.attempts < _MOST_ATTEMPTS or job.kind in _ENDLESS:
-            await self._jobs.postpone(job, _AGAIN_S * min(job.attempts, _MOST_ATTEMPTS))
+        most = _MOST_WHILE_AWAY if isinstance(error, _AWAY) else _MOST_ATTEMPTS
+        is_endless = isinstance(error, LibraryUnavailable) or job.kind in _ENDLESS
+        if is_endless or job.attempts < most:
+            await self._jobs.postpone(job, _AGAIN_S * min(job.attempts, most))
             return
-        what = "It failed several times for a reason on the server's side; its log says which."
+        again = "put the file into the store" if job.kind == "index" else "upload the file"
+        what = (
+            f"It failed {job.attempts} times for a reason on the server's side, which its log "
+            f"says; when that is mended, {again} again."
+        )
         async with self._library.database.write() as session:
             if await self._jobs.finish(session, job):
                 await self._note_failure(session, job, "server_error", what)
@@ -246,7 +263,7 @@ class Ingestion:
             entry = await session.get(StoreFileRow, (job.store_id, job.file_id))
         is_wanted = entry is not None and entry.status == "in_progress"
         if file is not None and file.status == "uploaded" and is_wanted:
-            await self._jobs.postpone(job, _UNREAD_S)
+            await self._jobs.postpone(job, _UNREAD_S, is_failure=False)
             return
         text = ""
         if file is not None and file.status == "processed" and entry is not None and is_wanted:
@@ -276,14 +293,14 @@ class Ingestion:
         async with self._library.database.read() as session:
             file = await session.get(FileRow, job.file_id)
         if file is not None and file.status == "uploaded":
-            await self._jobs.postpone(job, _UNREAD_S)
+            await self._jobs.postpone(job, _UNREAD_S, is_failure=False)
             return
         outcome = "failed: the file could not be read"
         if file is not None and file.status == "processed" and file.digest is not None:
             try:
                 outcome = await self._read_ahead(file.tenant, file)
             except Overloaded:  # those who wait for answers come first
-                await self._jobs.postpone(job, _AGAIN_S)
+                await self._jobs.postpone(job, _AGAIN_S, is_failure=False)
                 return
         async with self._library.database.write() as session:
             is_held = await self._jobs.finish(session, job)  # first, as whoever fails does

@@ -114,13 +114,17 @@ class Jobs:
             row = (await session.execute(found)).first()
             return row if row is None else (row[0], row[1])
 
-    async def postpone(self, job: JobRow, seconds: float) -> None:
-        """Give a job back, to be begun again after so many seconds."""
+    async def postpone(self, job: JobRow, seconds: float, *, is_failure: bool = True) -> None:
+        """Give a job back, to be begun again after so many seconds.
+
+        Only a failure counts as one of its attempts.
+        """
+        values = {"owner": "", "leased_until": 0.0, "due_at": self._clock() + seconds}
         async with self._database.write() as session:
             await session.execute(
                 update(JobRow)
                 .where(JobRow.id == job.id, JobRow.owner == job.owner)
-                .values(owner="", leased_until=0.0, due_at=self._clock() + seconds)
+                .values(values | {"attempts": job.attempts - (not is_failure)})
             )
 
     async def finish(self, session: AsyncSession, job: JobRow) -> bool:

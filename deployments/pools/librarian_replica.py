@@ -23,6 +23,7 @@ from rapid.engine_status import Erasure
 from rapid.errors import LibraryUnavailable, OrchestratorLost, RetrievalUnavailable
 from rapid.events import Reading, Tell
 from rapid.messages import new_call_id
+from retrieval import StoreUnavailable
 
 _AGAIN_S = 2.0  # between two tries to open a library that is away
 _LIBRARIAN = "librarian"  # the pool that every application with files has
@@ -83,7 +84,8 @@ class RetrieverIndex:
         """Add a document to every retriever.
 
         Raises:
-            RetrievalUnavailable: A retriever failed or cannot be reached.
+            RetrievalUnavailable: A retriever or its store cannot be reached.
+            RapidError: A retriever failed.
         """
         for handle in self._retrievers:
             method = handle.options(session_id=document.digest, stream=True).index
@@ -92,6 +94,8 @@ class RetrieverIndex:
                 await _follow(said, tell)
             except Exception as error:
                 failure = failure_of(error)
+                if isinstance(failure.cause, StoreUnavailable):  # which the library does not know
+                    raise RetrievalUnavailable(str(failure.cause)) from error
                 raise failure.as_rapid_error("retriever", RetrievalUnavailable) from error
             finally:
                 said.cancel()

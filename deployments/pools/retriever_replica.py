@@ -231,7 +231,7 @@ class RetrieverReplica:
     def _failure(error: RetrievalError) -> RetrievalError:
         logger.warning("the retriever failed: %s: %s", type(error).__name__, error)
         what = "The embedder" if isinstance(error, EmbedderFailed) else "The store of chunks"
-        return RetrievalError(f"{what} failed; the retriever's log says why.")
+        return type(error)(f"{what} failed; the retriever's log says why.")
 
     async def _open(self) -> Retriever:
         if self._opening is None:

@@ -7,13 +7,20 @@ import time
 from pathlib import Path
 
 import pytest
+from sqlalchemy import func, select
 
 from library.ingestion import Ingestion
 from library.jobs import LEASE_S, Jobs
 from library.library_access import Library
-from library.storage.schema import FileRow
+from library.storage.schema import FileRow, JobRow
 from rapid.chat_messages import ChunkSizes
-from rapid.errors import DocumentNotReady, RetrievalUnavailable, UnknownDocument
+from rapid.errors import (
+    DocumentNotReady,
+    EngineFailed,
+    Overloaded,
+    RetrievalUnavailable,
+    UnknownDocument,
+)
 from tests.library.libraries import FakeIndex
 from tests.library.object_store import ObjectStore
 
@@ -163,17 +170,86 @@ async def test_an_index_that_is_away_is_tried_again(library: Library):
     assert (entry.status, entry.usage_bytes) == ("completed", 13)
 
 
-async def test_an_index_that_never_answers_is_given_up(library: Library):
+@pytest.mark.parametrize(
+    ("failure", "waited_s"),
+    [
+        (RetrievalUnavailable("away"), pytest.approx(3600, rel=0.05)),
+        (Overloaded("full"), pytest.approx(3600, rel=0.05)),
+        (EngineFailed("The embedder failed."), 50),
+    ],
+)
+async def test_a_failure_is_given_up_and_later_if_it_is_of_a_server_that_is_away(
+    library: Library, failure: Exception, waited_s: float
+):
+    began = now = time.time() + 1
+    index = FakeIndex()
+    index.failure = failure
+    worker = Ingestion(library, index, clock=lambda: now)
+    file = await add(library)
+    store = (await library.stores.create("a", file_ids=[file.id])).id
+    await worker.drain()
+    waits = []
+    while (due := await find_due(library)) is not None:
+        waits.append(due - now)
+        now = due
+        await worker.drain()
+    assert now - began == waited_s
+    assert waits == sorted(waits)
+    row = await library.stores.get_file("a", store, file.id)
+    assert (row.status, row.error_code) == ("failed", "server_error")
+    assert row.error_message
+    assert row.error_message.endswith("put the file into the store again.")
+    index.failure = None
+    await library.stores.put("a", store, [file.id])  # as it says
+    await worker.drain()
+    assert (await library.stores.get_file("a", store, file.id)).status == "completed"
+
+
+async def test_a_file_that_is_read_for_long_leaves_its_indexing_all_attempts(library: Library):
     now = time.time() + 1
     index = FakeIndex()
-    index.failure = RetrievalUnavailable("away")
+    index.failure = EngineFailed("The embedder failed.")
     worker = Ingestion(library, index, clock=lambda: now)
-    store = await library.stores.create("a", file_ids=[(await add(library)).id])
-    for _ in range(6):
+    file = await add(library)
+    store = await library.stores.create("a", file_ids=[file.id])
+    reading = await Jobs(library.database, lambda: now).claim("another worker, which will die")
+    assert reading
+    assert reading.kind == "read"
+    for _ in range(8):
         await worker.drain()
-        now += 60
-    page = await library.stores.count([store])
-    assert page[store.id][0]["failed"] == 1
+        now += 1
+    now += LEASE_S
+    await worker.drain()
+    index.failure = None
+    now += 5
+    await worker.drain()
+    assert (await library.stores.get_file("a", store.id, file.id)).status == "completed"
+
+
+async def test_a_file_that_the_server_fails_to_read_is_to_be_uploaded_again(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    async def fail(*_: object) -> None:
+        raise EngineFailed("a bug")
+
+    monkeypatch.setattr(library.blobs, "download", fail)
+    now = time.time() + 1
+    worker = Ingestion(library, FakeIndex(), clock=lambda: now)
+    file = await add(library)
+    for _ in range(5):
+        await worker.drain()
+        now += 25
+    row = await library.files.get("a", file.id)
+    assert (row.status, row.error_code) == ("error", "server_error")
+    assert row.error_message
+    assert row.error_message.endswith("upload the file again.")
+
+
+async def find_due(library: Library) -> float | None:
+    """When the next job is due, in seconds since the epoch."""
+    async with library.database.read() as session:
+        due: float | None = await session.scalar(select(func.min(JobRow.due_at)))
+    return due
 
 
 async def test_files_and_stores_expire(library: Library):

@@ -7,12 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from deployments.pools import librarian_replica
-from deployments.pools.librarian_replica import OrchestratorReader, ProcessTraces
-from rapid.chat_messages import DocumentRef
+from deployments.pools.librarian_replica import OrchestratorReader, ProcessTraces, RetrieverIndex
+from rapid.chat_messages import Document, DocumentRef
 from rapid.engine_status import Erasure
-from rapid.errors import EngineFailed, Overloaded
+from rapid.errors import EngineFailed, Overloaded, RapidError, RetrievalUnavailable
+from retrieval import EmbedderFailed, StoreUnavailable
 
 REF = DocumentRef("a.txt", "digest", 10)
 
@@ -103,3 +106,39 @@ async def test_every_model_reads_ahead_and_a_refusal_is_told() -> None:
     second.answer = ValueError("a bug")
     with pytest.raises(EngineFailed):
         await OrchestratorReader(handles).prefill("a", REF)
+
+
+class Failing:
+    """The stream of a call that fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __aiter__(self) -> Failing:
+        return self
+
+    async def __anext__(self) -> None:
+        raise self.error
+
+    def cancel(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (StoreUnavailable("Qdrant is away."), RetrievalUnavailable),
+        (DeploymentUnavailableError(DeploymentID("Retriever")), RetrievalUnavailable),
+        (EmbedderFailed("no memory"), EmbedderFailed),
+        (ValueError("a bug"), EngineFailed),
+    ],
+)
+async def test_a_store_that_is_away_is_told_from_an_embedder_that_failed(
+    failure: Exception, told: type[RapidError]
+) -> None:
+    """For that one the library waits an hour."""
+    index = SimpleNamespace(remote=lambda *_: Failing(failure))
+    handle: Any = SimpleNamespace(options=lambda **_: SimpleNamespace(index=index))
+    with pytest.raises(RapidError) as raised:
+        await RetrieverIndex([handle]).index("a", Document("a.txt", "text"), lambda _: None)
+    assert type(raised.value) is told

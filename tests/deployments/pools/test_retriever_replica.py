@@ -201,6 +201,7 @@ async def test_what_the_embedder_and_the_store_say_stays_in_this_log(
         pytest.raises(RetrievalError, match=said) as raised,
     ):
         await found(replica, "x", [], "who", 9, 1.0)
+    assert type(raised.value) is type(error)
     assert "secret" not in str(raised.value)
     assert raised.value.__cause__ is None
     assert raised.value.__suppress_context__
