@@ -17,7 +17,7 @@ from ray.serve.schema import LoggingConfig
 from typing_extensions import override
 
 from cluster.serve_internals import configure_engine_log, read_log_settings
-from deployments.config.tenants import TENANT
+from library.accounts.callers import TENANT
 
 PACKAGES = ("cluster", "deployments", "library", "rapid", "retrieval")
 _SERVE = logging.getLogger("ray.serve")

@@ -25,6 +25,7 @@ from typing import Protocol
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from library.accounts.callers import TENANT
 from library.files.deletions import Traces, is_pending
 from library.files.stored_documents import sizes_of
 from library.files.stored_files import layout_of, original_of, text_of
@@ -149,9 +150,11 @@ class Ingestion:
 
     async def _do_next(self) -> bool:
         """Do the next job; return whether there was one."""
+        TENANT.set(None)
         job = await self._jobs.claim(self._owner)
         if job is None:
             return False
+        TENANT.set(job.tenant)
         renewing = asyncio.create_task(self._renew(job))
         doing = asyncio.create_task(self._do(job))
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections.abc import Sequence
-from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from library.accounts.callers import SCOPES, Caller, hash_key
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
 
 LOCAL_TENANT = "local"
 LOCAL = Caller(LOCAL_TENANT, "local", frozenset(SCOPES))
-
-TENANT: ContextVar[str | None] = ContextVar("TENANT", default=None)
-"""The tenant whose request is being served, for its log lines."""
 
 
 class Tenants:

@@ -13,11 +13,11 @@ from ray.serve.handle import DeploymentHandle
 from cluster.reports import LoopWatch
 from deployments.config.live import accept_settings
 from deployments.config.serve_config import ServeConfig
-from deployments.config.tenants import TENANT
 from deployments.logs import log_with_serve
 from deployments.metrics import RequestMetrics
 from deployments.orchestrator.pacing import pace
 from deployments.orchestrator.ray_services import RayServices
+from library.accounts.callers import TENANT
 from library.library_access import LibraryAccess
 from library.library_config import LibraryConfig
 from rapid.answering.answers import gather_deltas
@@ -108,6 +108,7 @@ class Orchestrator:
         Raises:
             RetrievalUnavailable: Nothing can be retrieved now, or no model of this server drafts.
         """
+        TENANT.set(tenant)
         async with self._hold(tenant, documents):
             return await self._shared.search(tenant, documents, query, num_results)
 
@@ -115,6 +116,7 @@ class Orchestrator:
         self, tenant: str, document: DocumentRef, first: int, count: int
     ) -> Sequence[Chunk]:
         """Return some passages of a document; errors are those of `search`."""
+        TENANT.set(tenant)
         async with self._hold(tenant, [document]):
             return await self._shared.list_chunks(tenant, document, first, count)
 

@@ -23,11 +23,11 @@ from ray.actor import ActorHandle
 from ray.util.placement_group import get_current_placement_group
 
 from cluster.placement import PoolConfig, engine_options
-from deployments.config.tenants import TENANT
 from deployments.logs import about_lease, engine_logging
 from deployments.metrics import EngineMetrics
 from deployments.pools.nodes import Nodes, in_bundle
 from deployments.pools.shared_calls import Asked, EndedCall, Mailboxes
+from library.accounts.callers import TENANT
 from rapid.engine_status import EngineStatus, Erasure, LeaseUsage
 from rapid.errors import DrafterUnavailable, EngineFailed, LeaseNotFound
 from rapid.messages import (

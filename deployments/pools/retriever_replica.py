@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from deployments.config.tenants import TENANT
 from deployments.logs import log_with_serve
 from deployments.metrics import RetrieverMetrics
+from library.accounts.callers import TENANT
 from rapid.chat_messages import Document, DocumentRef
 from rapid.checkpoints.text import ChatText
 from rapid.engine_status import Erasure

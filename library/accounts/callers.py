@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import secrets
+from contextvars import ContextVar
 from hashlib import sha256
 from typing import Literal, NamedTuple, get_args
 
 Scope = Literal["ask", "documents", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+TENANT: ContextVar[str | None] = ContextVar("TENANT", default=None)
+"""The tenant whose request is being served, or whose file is worked on, for its log lines."""
 
 
 class Caller(NamedTuple):

@@ -23,8 +23,9 @@ from ray.serve.schema import LoggingConfig
 from cluster.serve_internals import read_log_settings
 from deployments import logs
 from deployments.api.http import access_log
-from deployments.config.tenants import TENANT
-from library.accounts.callers import Caller
+from deployments.orchestrator.deployment import Orchestrator
+from library.accounts.callers import TENANT, Caller
+from rapid.chat_messages import DocumentRef
 from tests.ray_cluster import Fakes, wait_until
 
 SERVE = logging.getLogger("ray.serve")
@@ -119,6 +120,22 @@ def test_a_line_names_the_tenant_whose_request_is_served(log_file: Any) -> None:
     TENANT.reset(token)
     logging.getLogger("deployments.orchestrator").info("nobody's")
     assert [json.loads(each).get("tenant") for each in lines()] == ["acme", "guest", None]
+
+
+class NamedLines:
+    """Retrieval that answers with the tenant whom its log lines would name."""
+
+    async def search(self, *_: Any) -> str | None:
+        return TENANT.get()
+
+    list_chunks = search
+
+
+async def test_a_search_and_a_list_of_passages_name_their_tenant_too() -> None:
+    orchestrator: Any = Orchestrator.__new__(Orchestrator)
+    orchestrator._access, orchestrator._shared = None, NamedLines()
+    assert await orchestrator.search("acme", [], "Who?", 1) == "acme"
+    assert await orchestrator.list_chunks("guest", DocumentRef("a", "digest", 1), 0, 1) == "guest"
 
 
 @pytest.mark.parametrize("encoding", ["JSON", "TEXT"])
@@ -241,6 +258,7 @@ def check_lines() -> None:
     about = lines_about("caller/7")
     assert {each["request_id"] for each in about} == {"caller/7"}
     assert not [each for each in about if "lighthouse" in str(each).lower()]
+    assert {each.get("tenant") for each in about if "logger" in each} == {"local"}  # not Serve's
     (warned,) = [each for each in about if ": new leases: " in each["message"]]
     assert warned["levelname"] == "WARNING"
     assert warned["logger"] == "rapid.answering.run"
@@ -250,7 +268,7 @@ def check_lines() -> None:
         f"fakes_{each}" for each in ("Ingress", "Orchestrator", "Retriever", "Target", "Drafter")
     }
     (line,) = [each for each in about if each.get("logger", "").endswith("access_log")]
-    assert (line["deployment"], line["tenant"]) == ("fakes_Ingress", "local")
+    assert line["deployment"] == "fakes_Ingress"
     assert (line["outcome"], line["mode"], line["completion_tokens"]) == ("ok", "lossless", 60)
     read = [each for each in about if "prompt tokens" in each["message"]]
     engines = [each for each in read if each["replica"].endswith("_engine")]

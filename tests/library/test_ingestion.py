@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import logging
 import time
 from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select
 
+from library.accounts.callers import TENANT
 from library.ingestion import Ingestion
 from library.jobs import LEASE_S, Jobs
 from library.library_access import Library
@@ -243,6 +245,35 @@ async def test_a_file_that_the_server_fails_to_read_is_to_be_uploaded_again(
     assert (row.status, row.error_code) == ("error", "server_error")
     assert row.error_message
     assert row.error_message.endswith("upload the file again.")
+
+
+class TenantsOfLines(logging.Handler):
+    """Notes the tenants whom the lines of the library would name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tenants: list[str | None] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.tenants.append(TENANT.get())
+
+
+async def test_all_lines_of_a_job_name_its_tenant(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    lines, index = TenantsOfLines(), FakeIndex()
+    monkeypatch.setattr(logging.getLogger("library"), "handlers", [lines])
+    now = time.time() + 1
+    worker = Ingestion(library, index, clock=lambda: now)
+    for tenant in "ab":
+        file = await add(library, tenant=tenant)
+        await library.stores.create(tenant, file_ids=[file.id])
+        await worker.drain()
+        index.failure = RetrievalUnavailable("away")
+        await library.delete(tenant, file.id)  # whose passages are not deleted
+        await worker.drain()
+    assert lines.tenants == ["a", "b", "b"]
+    assert TENANT.get() is None
 
 
 async def find_due(library: Library) -> float | None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.config.tenants import TENANT, Tenants, key_in, refusal_of
+from deployments.config.tenants import Tenants, key_in, refusal_of
 from library.accounts.books import Accounts
-from library.accounts.callers import Caller
+from library.accounts.callers import TENANT, Caller
 from rapid.errors import Forbidden, LibraryUnavailable, Unauthorized
 
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-real-ip")

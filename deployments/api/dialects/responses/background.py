@@ -24,7 +24,7 @@ from deployments.api.http.dialect import Events
 from deployments.api.http.error_responses import http_error
 from deployments.api.http.event_feed import EventFeed
 from deployments.api.http.event_stream import EventStream, frame_event
-from deployments.config.tenants import TENANT
+from library.accounts.callers import TENANT
 from library.library_access import LibraryAccess
 
 _log = logging.getLogger(__name__)

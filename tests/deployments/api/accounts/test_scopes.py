@@ -153,7 +153,7 @@ async def test_every_request_with_a_key_has_a_line_with_its_tenant(
 async def test_the_tenant_of_a_request_is_known_to_all_that_is_logged_meanwhile(
     database: Database,
 ):
-    from deployments.config.tenants import TENANT
+    from library.accounts.callers import TENANT
 
     door = AccountDoor(database)
     keys = [await door.key(tenant) for tenant in ("a", "b")]

@@ -16,7 +16,7 @@ from openai.types.responses import ResponseIncompleteEvent
 from deployments.api.dialects.responses import responses_reply
 from deployments.api.http.event_stream import frame_event
 from deployments.api.ingress import Ingress
-from deployments.config.tenants import TENANT
+from library.accounts.callers import TENANT
 from library.library_access import LibraryAccess
 from library.responses import running_responses
 from rapid.errors import LibraryUnavailable, PromptTooLong, TargetUnavailable
