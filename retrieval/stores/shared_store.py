@@ -218,8 +218,8 @@ class SharedChunkStore:
     async def delete_text(self, tenant: str, text_id: str) -> Erasure:
         """Delete all documents of a text for all retrievers; see `ChunkStore.delete_text`.
 
-        What is looked through is the list of the tenant's documents; the server finds their points
-        by an index and does not tell their bytes.
+        The server finds their points by an index, so that no bytes are looked through. What it
+        deletes it finds no more; its files have it until it merges them.
         """
         for key in [key for key in self._point_ids if is_of_text(key, tenant, text_id)]:
             del self._point_ids[key]
@@ -233,7 +233,8 @@ class SharedChunkStore:
             for each in named:
                 await self._collection.delete(tenant, each)
                 await self._manifests.delete(tenant, each)
-        return Erasure("passages, by their list", sum(map(len, listed)), len(named))
+        place = "passages (the server's segments and log are the operator's)"
+        return Erasure(place, num_found=len(named))
 
     async def close(self) -> None:
         """Disconnect; what was added stays for the others."""

@@ -303,7 +303,10 @@ async def test_a_text_goes_under_all_its_names(stores, space):
                 await store.add(tenant, document_id, chunks_of(document_id, 3), embeddings, 3)
         first, second = [await store.delete_text("a", "t1") for _ in range(2)]
         assert (first.num_found, second.num_found) == (2, 0)
-        assert first.num_bytes > second.num_bytes > 0  # of what was there, and of what is left
+        if "the operator's" in first.place:  # a server, whose files nobody looks through
+            assert first.num_bytes == second.num_bytes == 0
+        else:
+            assert first.num_bytes > second.num_bytes > 0  # of what was there, and of what is left
         left = []
         for tenant, document_id in [("a", "t1-x"), ("a", "t1-y"), ("a", "t2-x"), ("b", "t1-x")]:
             async with store.claim(tenant, document_id) as found:

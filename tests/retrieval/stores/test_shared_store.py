@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from rapid.engine_status import Erasure
 from rapid.errors import RetrievalPending, UnknownDocument
 from retrieval import (
     Document,
@@ -122,6 +123,14 @@ async def letter_id():
     (document_id,) = await retriever.index("local", [LETTER])
     await retriever.close()
     return document_id
+
+
+async def test_a_certificate_says_what_it_does_not_reach_on_a_server(cluster):
+    store = cluster.store()
+    async with store.claim("local", "text-name"):
+        await store.add("local", "text-name", [], [], 0)
+    expected = Erasure("passages (the server's segments and log are the operator's)", 0, 1)
+    assert await store.delete_text("local", "text") == expected
 
 
 async def test_who_looked_before_anothers_claim_does_not_take_it(cluster, monkeypatch):
