@@ -103,13 +103,15 @@ class Jobs:
             )
             return done.first() is not None
 
-    async def progress(self, file_id: str, store_id: str) -> tuple[int, int] | None:
-        """Return how far the work on a file of a store is, and of how much; None if it is done."""
-        found = (
-            select(JobRow.num_done, JobRow.num_all)
-            .where(JobRow.file_id == file_id, JobRow.store_id.in_(("", store_id)))
-            .order_by(JobRow.num_all.desc())
-        )
+    async def progress(self, file_id: str, store_id: str | None = None) -> tuple[int, int] | None:
+        """Return how far the work on a file is, and of how much; None if it is done.
+
+        Of several works that is the longest. With a store those for others do not count.
+        """
+        found = select(JobRow.num_done, JobRow.num_all).where(JobRow.file_id == file_id)
+        if store_id is not None:
+            found = found.where(JobRow.store_id.in_(("", store_id)))
+        found = found.order_by(JobRow.num_all.desc())
         async with self._database.read() as session:
             row = (await session.execute(found)).first()
             return row if row is None else (row[0], row[1])

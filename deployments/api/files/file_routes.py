@@ -70,7 +70,7 @@ class FileRoutes:
     async def _get(self, request: Request) -> Response:
         library = await self._library.get()
         row = await library.files.get(request.state.caller, request.path_params["file_id"])
-        return JSONResponse(file_object(row))
+        return JSONResponse(file_object(row, await library.jobs.progress(row.id)))
 
     async def _content(self, request: Request) -> Response:
         library = await self._library.get()

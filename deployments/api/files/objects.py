@@ -17,8 +17,8 @@ _STATUSES = ("in_progress", "completed", "failed", "cancelled")
 _NS = 10**9  # in a second
 
 
-def file_object(row: FileRow) -> Json:
-    """Return a ``file``."""
+def file_object(row: FileRow, progress: tuple[int, int] | None = None) -> Json:
+    """Return a ``file``, with how many of its pages or passages are done while it is worked on."""
     return {
         "id": row.id,
         "object": "file",
@@ -36,6 +36,7 @@ def file_object(row: FileRow) -> Json:
             "pages": row.num_pages,
             "sha256": row.sha256,
             **_prefill_of(row),
+            **(dict(zip(("done", "of"), progress, strict=True)) if progress else {}),
         },
     }
 

@@ -264,6 +264,31 @@ class TestVectorStores:
         assert (await client.vector_stores.delete(store.id)).deleted
         assert (await client.files.retrieve(file_id)).status == "processed"
 
+    async def test_a_file_says_how_far_the_work_on_it_is(self, world: World):
+        client, jobs = world.client(), (await world.access.get()).jobs
+        file_id = await world.upload()
+        store = await client.vector_stores.create(file_ids=[file_id])
+
+        async def look() -> list[dict[str, Any]]:
+            file = await client.files.retrieve(file_id)
+            of_store = await client.vector_stores.files.retrieve(file_id, vector_store_id=store.id)
+            told = [(each.model_extra or {}).get("rapid", {}) for each in (file, of_store)]
+            return [{key: each[key] for key in ("done", "of") if key in each} for each in told]
+
+        held = []
+        for kind, done, of in ("read", 3, 9), ("index", 20, 64):  # pages, then passages
+            job = await jobs.claim("a worker")
+            assert job is not None
+            assert job.kind == kind
+            job.num_done, job.num_all = done, of
+            await jobs.renew(job)
+            assert await look() == [{"done": done, "of": of}] * 2
+            held.append(job)
+        for job in held:
+            await jobs.postpone(job, 0)
+        await world.ingest()
+        assert await look() == [{}, {}]
+
     async def test_a_search_says_where_a_passage_stands(self, world: World):
         client = world.client()
         store = await client.vector_stores.create(file_ids=[await world.upload()])
