@@ -21,17 +21,29 @@ FILE = {
 FAILED = FILE | {"id": "file-2", "status": "error", "status_details": "The file is broken."}
 LONG = FILE | {"filename": "long.pdf", "rapid": {"characters": 20_000_000, "pages": 3}}
 
+SEARCHED = [{"place": "files", "bytes": 1234, "removed": 3}]
+IN_USE = {"place": "engine: memory", "bytes": 8, "removed": 0, "pending": "in use"}
+GONE = {"id": "file-1", "deleted": True, "rapid": {"state": "gone", "searched": SEARCHED}}
+PENDING = {"rapid": {"state": "pending", "searched": [*SEARCHED, IN_USE]}}
+
 
 @pytest.fixture(autouse=True)
-def server(monkeypatch: pytest.MonkeyPatch) -> None:
+def server(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stand in for a server; return the list of the paths that it is told to delete."""
+    deleted: list[str] = []
+
     def call(client: Any, method: str, path: str, **options: Any) -> Any:
         if method == "POST":
             return {"bad.pdf": FAILED, "long.pdf": LONG}.get(options["files"]["file"][0], FILE)
         if path == "/v1/models":
             return {"data": [{"id": "served", "rapid": {"max_characters": 1200}}]}
+        if method == "DELETE":
+            deleted.append(path)
+            return GONE if path.endswith("/file-1") else PENDING
         return {"data": [FILE]} if path == "/v1/files" else dict(FILE)
 
     monkeypatch.setattr(documents_command, "call", call)
+    return deleted
 
 
 def test_lists_and_files_are_json_for_programs() -> None:
@@ -79,3 +91,26 @@ def test_people_get_a_table() -> None:
     shown = rapid("documents", "list").stdout
     assert "a.pdf" in shown
     assert "3 pages, 1,200 characters" in shown
+
+
+def test_of_a_file_all_that_is_known_is_shown_and_of_several_each() -> None:
+    shown = rapid("documents", "show", "file-1", "file-2")
+    assert shown.exit_code == 0
+    rows = [line.split(maxsplit=1) for line in shown.stdout.splitlines()]
+    once = [[key, str(value)] for key, value in {**FILE, **FILE["rapid"]}.items() if key != "rapid"]
+    assert [[key, value.strip()] for key, value in rows] == 2 * once
+
+
+def test_a_removal_says_where_it_looked_and_what_may_be_left(server: list[str]) -> None:
+    removed = rapid("documents", "remove", "file-1", "file-2")
+    assert removed.exit_code == 0
+    assert server == ["/v1/files/file-1", "/v1/files/file-2"]
+    rows = [line.split() for line in removed.stdout.splitlines()]
+    head, files = ["place", "bytes", "removed"], ["files", "1,234", "3"]
+    assert rows == [head, files, head, files, ["engine:", "memory", "8", "0", "in", "use"]]
+    assert removed.stderr.splitlines() == [
+        "file-1 is deleted: nothing is left of it",
+        "file-2 is deleted: ask again whether all of it is gone",
+    ]
+    as_json = rapid("documents", "remove", "file-1", "--json")
+    assert (json.loads(as_json.stdout), as_json.stderr) == (GONE, "")
