@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8000"
 USAGE = 2  # exit status where what was typed is wrong, as Click's own
 
+_STEERING = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")  # all controls but line ends and tabs
 _LOG_S = 15.0  # between two lines about one wait in a log
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -30,18 +32,32 @@ err = Console(stderr=True)
 
 def fail(message: str, status: int = 1) -> NoReturn:
     """Print an error that says what to do, and end the command with this exit status."""
-    err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
+    said = escape(_drop_controls(message))
+    err.print(f"[bold red]error:[/] {said}", soft_wrap=True, highlight=False)
     raise typer.Exit(status)
 
 
 def note(message: str) -> None:
     """Print a message that is not part of the result, on standard error."""
-    err.print(f"[dim]{escape(message)}[/]", soft_wrap=True, highlight=False)
+    err.print(f"[dim]{escape(_drop_controls(message))}[/]", soft_wrap=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """Print a result for programs, on standard output."""
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=1))
+    """Print a result for programs, on standard output; its control characters are escaped."""
+    written = json.dumps(value, ensure_ascii=False, indent=1)  # which leaves those from 127 on
+    typer.echo(re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", written))
+
+
+def print_text(text: str, *, ends_line: bool = True) -> None:
+    """Print a text of a model or of a document, without what would steer a terminal.
+
+    It is dropped from files too, as they are shown on terminals later; JSON has every character.
+    """
+    typer.echo(_drop_controls(text), nl=ends_line)
+
+
+def _drop_controls(text: str) -> str:
+    return _STEERING.sub("", text)
 
 
 def say(message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,6 +44,7 @@ from deployments.cli.terminal import (
     note,
     out,
     print_json,
+    print_text,
     rapid_command,
 )
 
@@ -159,7 +161,7 @@ def ask(
                 body,
                 card,
                 answer,
-                (lambda _: None) if as_json else lambda text: typer.echo(text, nl=False),
+                (lambda _: None) if as_json else partial(print_text, ends_line=False),
                 warn=lambda reason: warn_of_nothing(reason, named),
                 kept=kept,
             )
@@ -184,7 +186,7 @@ def ask(
     if (line := origin(question, answer.text, answer.receipt, documents)) is not None:
         note(line)
     for place, text in passages(answer.receipt, documents) if sources else ():
-        typer.echo(f"\n{place}:\n{text}")
+        print_text(f"\n{place}:\n{text}")
     if explain:
         out.print(list_tokens(answer.receipt))
     if stats:

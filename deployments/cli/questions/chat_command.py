@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -33,7 +34,7 @@ from deployments.cli.questions.question_options import (
     show_text,
 )
 from deployments.cli.server.server_client import KeyOption, Url, connect
-from deployments.cli.terminal import DEFAULT_URL, note
+from deployments.cli.terminal import DEFAULT_URL, note, print_text
 
 if TYPE_CHECKING:
     import httpx
@@ -144,7 +145,7 @@ class Conversation:
                 body,
                 self._card,
                 answer,
-                lambda text: typer.echo(text, nl=False),
+                partial(print_text, ends_line=False),
                 "command",
                 lambda reason: warn_of_nothing(reason, [*self._texts]),
             )
@@ -201,7 +202,7 @@ class Conversation:
             note("no passages are known: ask something first, or in another mode")
             return
         for place, text in passages(self._receipt, self._texts):
-            typer.echo(f"{place}:\n{text}\n")
+            print_text(f"{place}:\n{text}\n")
 
     def _explain(self) -> None:
         if not self._receipt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 
 from deployments.cli import terminal
-from deployments.cli.terminal import Waiting, fail, note, rapid_command
+from deployments.cli.terminal import Waiting, fail, note, print_json, print_text, rapid_command
 
 
 def test_messages_are_on_standard_error_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,6 +23,29 @@ def test_messages_are_on_standard_error_as_they_are(capsys: pytest.CaptureFixtur
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.splitlines() == ["see [red] " + "x" * 200, "error: set [red]"]
+
+
+HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x9b31m\x08\r\x00\x7f\tb\nc\u00e9"
+
+
+def test_what_would_steer_a_terminal_is_dropped_from_every_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_text(HOSTILE, ends_line=False)
+    assert capsys.readouterr().out == "a]0;owned[2J31m\tb\ncé"
+    note(HOSTILE)
+    with pytest.raises(typer.Exit):
+        fail(HOSTILE)
+    said = capsys.readouterr().err
+    assert {each for each in said if not each.isprintable()} <= {"\n", "\t"}
+
+
+def test_json_has_every_character_and_prints_no_control(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"text": HOSTILE})
+    shown = capsys.readouterr().out
+    assert json.loads(shown) == {"text": HOSTILE}
+    assert {each for each in shown if not each.isprintable()} == {"\n"}
+    assert "é" in shown
 
 
 def test_a_terminal_shows_the_latest_of_what_is_waited_for(

@@ -45,6 +45,14 @@ class TestAsk:
         assert [(d.name, d.text) for d in request.documents] == [("notes.txt", "One. Two.")]
         assert (request.seed, request.temperature) == (3, 0)
 
+    def test_an_answer_steers_no_terminal_and_json_has_it_whole(self, serve):
+        pieces = TextDelta(0, "Hi\x1b"), TextDelta(0, "[2J\n\tthere\x9b", (), "stop")
+        url = serve(STARTED, *pieces, Finished(receipt())).url
+        assert rapid("ask", "Who?", "--url", url).stdout_bytes == b"Hi[2J\n\tthere\n"
+        assert json.loads(rapid("ask", "Who?", "--url", url, "--json").stdout)["text"] == (
+            "Hi\x1b[2J\n\tthere\x9b"
+        )
+
     def test_options_reach_the_server(self, serve):
         server = serve()
         options = "--mode lossless --eta 2 --transfer distill --max-draft 4 --retrieval-tokens 99"

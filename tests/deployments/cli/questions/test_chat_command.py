@@ -9,7 +9,9 @@ import pytest
 from deployments.cli.questions import chat_command
 from rapid.embedded.generator import generate_document
 from rapid.errors import PromptTooLong
+from rapid.events import Finished, TextDelta
 from tests.deployments.cli.command import rapid
+from tests.deployments.scripted import STARTED, receipt
 
 
 @pytest.fixture
@@ -37,6 +39,12 @@ def test_each_question_comes_with_those_before_it(serve, notes):
     assert first.messages[0].documents == second.messages[0].documents == ("notes.txt",)
     assert (result.exit_code, result.stdout) == (0, "Hello, wörld!\nHello, wörld!\n")
     assert result.stderr == "looked in notes\n" * 2  # whose text is not at hand
+
+
+def test_an_answer_steers_no_terminal(serve):
+    events = STARTED, TextDelta(0, "Hi\x1b[2J", (), "stop"), Finished(receipt())
+    result = rapid("chat", "--url", serve(*events).url, input="Who?\n")
+    assert result.stdout_bytes == b"Hi[2J\n"
 
 
 def test_a_document_that_is_added_stands_where_it_came(serve, notes, tmp_path):
