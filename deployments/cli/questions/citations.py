@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from library.parsing import ParsedText
+    from rapid.citing.copies import Claim
 
 Json = dict[str, Any]
 Documents = Mapping[str, "ParsedText | None"]
-"""The documents of a question by their names; None for one whose text the server keeps."""
+"""The documents of a question by their names; None for one whose text is not at hand."""
 
 _SAYS_NO_FACT = frozenset({"yes"})  # "no" is a function word
 _OWN_LINES = ("text/plain", "text/markdown")  # whose lines are those of the file
@@ -19,25 +20,31 @@ _OWN_LINES = ("text/plain", "text/markdown")  # whose lines are those of the fil
 def origin(question: str, answer: str, receipt: Json, documents: Documents) -> str | None:
     """Return one line that says where an answer is from, or None if it has no documents.
 
-    Passages in which its words do not stand were looked at, and do not support it.
+    Passages in which its words do not stand were looked at, and do not support it. Where nothing
+    was looked up, its words are looked for in the documents.
     """
     if not documents:
         return None
     if (warning := warn_of_nothing(receipt["reason"], [*documents])) is not None:
         return warning
-    if receipt["chunks"]:
-        places = "; ".join(_places(receipt["chunks"], documents))
+    if chunks := receipt["chunks"]:
         stand = _find_standing(question, answer, receipt, documents)
         if stand is None:
-            return f"looked in {places}"
-        if all(stand):
-            return f"from {places}"
-        if any(stand):
-            return f"from {places}; not all of the answer's words stand there: check the answer"
+            return f"looked in {'; '.join(_places(chunks, documents))}"
+    else:
+        chunks, stand = _find_copied(question, answer, documents)
+        if not stand:
+            is_asked_for = receipt["reason"] == "asked for"
+            why = f"mode {receipt['mode']} looks nothing up" if is_asked_for else receipt["reason"]
+            return f"no passages are named: {why}"
+    places = "; ".join(_places(chunks, documents))
+    if all(stand):
+        return f"from {places}"
+    if any(stand):
+        return f"from {places}; not all of the answer's words stand there: check the answer"
+    if receipt["chunks"]:
         return f"looked in {places}; the answer's words do not stand there: check the answer"
-    is_asked_for = receipt["reason"] == "asked for"
-    why = f"mode {receipt['mode']} looks nothing up" if is_asked_for else receipt["reason"]
-    return f"no passages are named: {why}"
+    return f"the answer does not stand word for word in {_join([*documents])}: check the answer"
 
 
 def warn_of_nothing(reason: str, names: Sequence[str]) -> str | None:
@@ -51,8 +58,11 @@ def warn_of_nothing(reason: str, names: Sequence[str]) -> str | None:
 
     if not names or not any(each in reason for each in SAYS_NOTHING):
         return None
-    whose = " or ".join(names) if len(names) < 3 else f"these {len(names)} documents"
-    return f"nothing in {whose} is about this question: check the answer"
+    return f"nothing in {_join(names)} is about this question: check the answer"
+
+
+def _join(names: Sequence[str]) -> str:
+    return " or ".join(names) if len(names) < 3 else f"these {len(names)} documents"
 
 
 def _find_standing(
@@ -62,14 +72,47 @@ def _find_standing(
 
     It is empty where the answer says nothing of its own, and None where a text is not at hand.
     """
-    from rapid.citing.copies import CitingRule, find_claims
+    from rapid.citing.copies import CitingRule
 
     if not all(documents.get(chunk["document"]) for chunk in receipt["chunks"]):
         return None
     read = "\n".join(text for _, text in passages(receipt, documents))
-    claims = find_claims(0, answer, question)
-    told = [each for each in claims if {word.text.casefold() for word in each.new} - _SAYS_NO_FACT]
+    told = _find_told(question, answer)
     return [claim.share(read) >= CitingRule().least_overlap for claim in told]
+
+
+def _find_copied(question: str, answer: str, documents: Documents) -> tuple[list[Json], list[bool]]:
+    """Return where statements stand word for word, and of each whether most of its words do.
+
+    That is what the API cites of such an answer, and here no server has to compute it. Both are
+    empty where the answer says nothing of its own, or a text is not at hand.
+    """
+    from rapid.chat_messages import Document
+    from rapid.citing.copies import CitingRule, find_copies
+
+    texts = [Document(name, each.text) for name, each in documents.items() if each]
+    if len(texts) < len(documents):
+        return [], []
+    rule, told = CitingRule(), _find_told(question, answer)
+    find_copies(told, texts, (), rule)
+    stand = [
+        claim.share(" ".join(each.quote for each in claim.citations)) >= rule.least_overlap
+        for claim in told
+    ]
+    found = [
+        {"document": each.document, "start": each.document_start, "end": each.document_end}
+        for claim in told
+        for each in claim.citations
+    ]
+    return found, stand
+
+
+def _find_told(question: str, answer: str) -> list[Claim]:
+    """Return the statements of an answer that say something of their own."""
+    from rapid.citing.copies import find_claims
+
+    claims = find_claims(0, answer, question)
+    return [each for each in claims if {word.text.casefold() for word in each.new} - _SAYS_NO_FACT]
 
 
 def passages(receipt: Json, documents: Documents) -> Iterator[tuple[str, str]]:

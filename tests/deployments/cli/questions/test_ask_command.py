@@ -389,12 +389,30 @@ class TestSources:
         plain = asked_with(serve, tmp_path, "--json")
         assert json.loads(plain.stdout)["nothing_found"] is False
 
-    def test_an_answer_without_passages_says_why_there_are_none(self, serve, tmp_path):
-        result = asked_with(serve, tmp_path, mode="plain", reason="asked for", chunks=())
-        assert result.stderr == "no passages are named: mode plain looks nothing up\n"
-        reason = "no drafter could be had: the target went on alone"
-        result = asked_with(serve, tmp_path, mode="plain", reason=reason, chunks=())
-        assert result.stderr == f"no passages are named: {reason}\n"
+    @pytest.mark.parametrize(
+        ("answer", "line"),
+        [
+            ("You may change it. None at all.", "from LICENSE, lines 4, 7"),
+            (
+                "There is no warranty. Paris is the capital of France.",
+                "from LICENSE, line 6; not all of the answer's words stand there: check the answer",
+            ),
+            (
+                "Paris.",
+                "the answer does not stand word for word in LICENSE: check the answer",
+            ),
+            ("Yes.", "no passages are named: mode plain looks nothing up"),
+        ],
+    )
+    def test_an_answer_without_passages_is_looked_for_in_the_documents(self, answer, line):
+        said = {"reason": "asked for", "mode": "plain", "chunks": []}
+        documents = {"LICENSE": parsed_from(LICENSE)}
+        assert origin("What is the capital?", answer, said, documents) == line
+
+    def test_which_is_said_of_an_answer_without_a_drafter_too(self, serve, tmp_path):
+        lost = {"mode": "plain", "reason": "no drafter could be had: the target went on alone"}
+        said = "no passages are named: no drafter could be had: the target went on alone\n"
+        assert asked_with(serve, tmp_path, **lost, chunks=()).stderr == said
 
     def test_a_question_without_documents_has_no_such_line(self, serve):
         assert rapid("ask", "Who?", "--url", serve().url).stderr == ""
