@@ -44,6 +44,9 @@ def test_a_pdf_is_read_asked_about_and_cited(
     assert done.returncode == 0, done.stderr
     assert re.search(r"file-\S+ +paper\.pdf +processed", done.stdout)
     assert "contract" in done.stdout + done.stderr
+    passage = re.search(r"^paper\.pdf, page 1:\n(.+)$", done.stdout, flags=re.MULTILINE)
+    assert passage is not None
+    assert any(passage[1].strip() in line for line in lines)
     monkeypatch.chdir(tmp_path)
     code = EXAMPLE.replace("http://127.0.0.1:8000", application)
     code = code.replace("Which licence does it name?", document.questions[0].question)

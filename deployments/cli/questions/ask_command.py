@@ -20,7 +20,7 @@ from deployments.cli.questions.answer_stream import (
     stream_answer,
 )
 from deployments.cli.questions.citations import origin, passages, source_objects, warn_of_nothing
-from deployments.cli.questions.local_documents import NamedSize, read_documents
+from deployments.cli.questions.local_documents import read_documents, read_kept
 from deployments.cli.questions.question_options import (
     DocumentOption,
     MaxTokensOption,
@@ -49,12 +49,11 @@ from deployments.cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    import httpx
-
     from library.parsing import ParsedText
 
 _OWN_TEXT = "smollm2-135m all-minilm-l6-v2"  # which cluster/configs/with-own-text.yaml needs
 _FOREIGN = 0.2  # generated documents have no unknown words, other English 0.7
+_MOST_FETCHED_BYTES = 1 << 25  # of a kept file, only to say where an answer is from
 _SETTINGS = "seed coupling transfer eta max_draft plausibility draft_top_k transfer_temperature"
 
 _Json = dict[str, Any]
@@ -151,9 +150,8 @@ def ask(
                     "no document is given, and this server's models can only look up answers in "
                     "one: name it with --document FILE"
                 )
-        kept = [_find_kept(client, each) for each in file or ()]
-        kept_names = [name for name, _ in kept]
-        named = [] if as_json else [*texts, *kept_names]
+        kept = [call(client, "GET", f"/v1/files/{each}") for each in file or ()]
+        named = [] if as_json else [*texts, *(each["filename"] for each in kept)]
         body = make_body(card["id"], messages, rapid, max_completion_tokens=max_tokens, **sampling)
         try:
             stream_answer(
@@ -163,14 +161,18 @@ def ask(
                 answer,
                 (lambda _: None) if as_json else partial(print_text, ends_line=False),
                 warn=lambda reason: warn_of_nothing(reason, named),
-                kept=kept,
+                kept=[(each["filename"], each["rapid"]["characters"] or 0) for each in kept],
             )
         finally:
             if answer.text and not as_json:
                 typer.echo()
+        documents: dict[str, ParsedText | None] = {**texts}
+        for each in kept:  # a later one of the same name has another name in the receipt
+            if each["filename"] not in documents:
+                is_read = as_json or sources or each["bytes"] <= _MOST_FETCHED_BYTES
+                documents[each["filename"]] = read_kept(client, each) if is_read else None
     if receipt_file is not None:
         _write(receipt_file, body, answer.receipt, is_embedded=is_embedded(card))
-    documents: Mapping[str, ParsedText | None] = {**texts, **dict.fromkeys(kept_names)}
     if as_json:
         print_json(
             {
@@ -186,7 +188,7 @@ def ask(
     if (line := origin(question, answer.text, answer.receipt, documents)) is not None:
         note(line)
     for place, text in passages(answer.receipt, documents) if sources else ():
-        print_text(f"\n{place}:\n{text}")
+        print_text(f"\n{place}:\n{text or '(its text is not at hand)'}")
     if explain:
         out.print(list_tokens(answer.receipt))
     if stats:
@@ -229,12 +231,6 @@ def warn_of_foreign(texts: Mapping[str, str], question: str, cards: Sequence[_Js
         f"its answer means nothing and may run on: for English text of your own, {instead}"
     )
     return True
-
-
-def _find_kept(client: httpx.Client, file_id: str) -> NamedSize:
-    """Return the name of a file that the server keeps, and its characters; 0 if it is not read."""
-    found = call(client, "GET", f"/v1/files/{file_id}")
-    return str(found["filename"]), found["rapid"]["characters"] or 0
 
 
 def _table(receipt: _Json, final: _Json) -> Table:

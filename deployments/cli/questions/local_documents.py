@@ -7,11 +7,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from deployments.cli.terminal import USAGE, Waiting, err, fail, note
 
 if TYPE_CHECKING:
+    import httpx
+
     from library.parsing import ParsedText
 
 _ENCODINGS = {"cp1252": "Windows-1252 (Latin-1)", "utf-8": "UTF-8 with broken places"}
@@ -60,6 +63,31 @@ def read_documents(paths: Sequence[Path]) -> dict[str, ParsedText]:
             called = _ENCODINGS.get(guess, guess)
             note(f"{file.name} is not plain UTF-8: read as {called}; check its special letters")
     return {file.name: file.parsed for file in read.files}
+
+
+def read_kept(client: httpx.Client, file: Mapping[str, Any]) -> ParsedText | None:
+    """Return the text of a file that the server keeps; None if it cannot be had as it is there.
+
+    Args:
+        client: The connection.
+        file: What ``GET /v1/files/{id}`` says of it.
+    """
+    import httpx
+
+    from library.parsing import UnreadableFile, read_text
+
+    with NamedTemporaryFile() as copy:
+        try:
+            with client.stream("GET", f"/v1/files/{file['id']}/content") as response:
+                response.raise_for_status()
+                for part in response.iter_bytes():
+                    copy.write(part)
+            copy.flush()
+            parsed = read_text(copy.name, file["filename"])
+        except (httpx.HTTPError, UnreadableFile):
+            return None
+    # A server of another version may read it otherwise, and then its passages are elsewhere.
+    return parsed if len(parsed.text) == file["rapid"]["characters"] else None
 
 
 def check_sizes(

@@ -13,7 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.api.ingress import Ingress
 from deployments.config.api_config import ApiConfig, ModelCard
+from library.ingestion import Ingestion
+from library.library_access import LibraryAccess
+from library.library_config import LibraryConfig
 from tests.deployments.scripted import ScriptedOrchestrator
+from tests.library.libraries import FakeIndex
 
 
 class Server:
@@ -25,6 +29,7 @@ class Server:
         *,
         is_embedded: bool = False,
         others: Sequence[str] = (),
+        library: LibraryConfig | None = None,
         **config: object,
     ) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
@@ -32,7 +37,8 @@ class Server:
             name: ModelCard() for name in others
         }
         settings = ApiConfig(models=cards, **config)  # type: ignore[arg-type]
-        ingress = Ingress(orchestrator, settings)
+        access = LibraryAccess(library) if library is not None else None
+        ingress = Ingress(orchestrator, settings, library=access)
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
             self._loop = asyncio.get_running_loop()
@@ -42,8 +48,19 @@ class Server:
         self.orchestrator = orchestrator
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._server = uvicorn.Server(options)
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
+        self._thread = threading.Thread(target=asyncio.run, args=[self._run(listener, access)])
         self._thread.start()
+
+    async def _run(self, listener: socket.socket, access: LibraryAccess | None) -> None:
+        if access is None:
+            await self._server.serve(sockets=[listener])
+            return
+        library = await access.get()
+        reading = asyncio.create_task(Ingestion(library, FakeIndex()).run())
+        await self._server.serve(sockets=[listener])
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await library.close()
 
     def run_soon(self, act: Callable[[], None]) -> None:
         """Do something on the server's loop, once it answers somebody."""

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from library.library_config import LibraryConfig
+from library.parsing import Layout, ParsedText
 from rapid.events import Finished, TextDelta
 from rapid.receipt import ChunkUsed
 from tests.deployments.cli.command import rapid
@@ -154,12 +156,64 @@ def test_what_alone_is_too_many_bytes_can_be_kept_by_the_server(serve, tmp_path)
     ) in result.stderr
 
 
-def test_characters_of_kept_files_count_as_those_that_are_sent(serve, tmp_path, monkeypatch):
-    kept = "deployments.cli.questions.ask_command._find_kept"
-    monkeypatch.setattr(kept, lambda client, file_id: (f"{file_id}.txt", 90_000))
-    (tmp_path / "small.txt").write_text("x" * 20_000)
-    server = serve(max_characters=100_000)
-    named = ("--file", "kept", "-d", str(tmp_path / "small.txt"))
+def test_characters_of_kept_files_count_as_those_that_are_sent(serve, tmp_path):
+    for name, size in (("kept", 90_000), ("small", 20_000)):
+        (tmp_path / f"{name}.txt").write_text("x" * size)
+    server = serve(max_characters=100_000, library=LibraryConfig(folder=tmp_path / "library"))
+    named = ("--file", keep(server, tmp_path / "kept.txt"), "-d", str(tmp_path / "small.txt"))
     result = rapid("ask", *named, "Who?", "--url", server.url)
     assert (result.exit_code, server.orchestrator.requests) == (2, [])
     assert "kept.txt has 0.090 MB, small.txt has 0.020 MB; that is 0.1 MB together" in result.stderr
+
+
+def keep(server, path: Path) -> str:
+    """Have the server keep a file, and return its id."""
+    return rapid("documents", "add", str(path), "--url", server.url).stdout.split()[0]
+
+
+@pytest.fixture
+def ask_kept(serve, paper, tmp_path):
+    """Ask about the paper, which the server keeps, and get an answer from its second page."""
+    text = "The first page.\nIts second line.\n\nThe bridge was built in 1904.\nIt is long."
+
+    def ask(answer: str, *options: str, **settings: object) -> Result:
+        used = ChunkUsed("d:0", "paper.pdf", 1.5, text.index("The bridge"), len(text))
+        told = replace(receipt(), **{"chunks": (used,)} | settings)
+        script = (STARTED, TextDelta(0, answer, (), "stop"), Finished(told))
+        server = serve(*script, library=LibraryConfig(folder=tmp_path / "library"))
+        return rapid("ask", "--file", keep(server, paper), "When?", "--url", server.url, *options)
+
+    return ask
+
+
+def test_passages_of_a_kept_file_are_printed_and_looked_at_like_those_of_one_that_is_sent(ask_kept):
+    result = ask_kept("In 1904.", "--sources")
+    assert result.stdout == (
+        "In 1904.\n\npaper.pdf, page 2:\nThe bridge was built in 1904.\nIt is long.\n"
+    )
+    assert result.stderr == "from paper.pdf, page 2\n"
+    assert ask_kept("The mayor decides.").stderr == (
+        "looked in paper.pdf, page 2; the answer's words do not stand there: check the answer\n"
+    )
+    (source,) = json.loads(ask_kept("In 1904.", "--json").stdout)["sources"]
+    assert source["text"] == "The bridge was built in 1904.\nIt is long."
+
+
+def test_an_answer_that_looked_nothing_up_is_looked_for_in_a_kept_file_too(ask_kept):
+    plain = {"mode": "plain", "reason": "asked for", "chunks": ()}
+    assert ask_kept("In 1904.", **plain).stderr == "from paper.pdf, page 2 line 1\n"
+    assert ask_kept("In Paris.", **plain).stderr == (
+        "the answer does not stand word for word in paper.pdf: check the answer\n"
+    )
+
+
+def test_nothing_is_made_up_of_a_kept_file_that_is_large_or_read_otherwise(ask_kept, monkeypatch):
+    module = "deployments.cli.questions.ask_command"
+    monkeypatch.setattr(f"{module}._MOST_FETCHED_BYTES", 10)
+    assert ask_kept("The mayor decides.").stderr == "looked in paper.pdf, page 2\n"
+    assert "The bridge" in ask_kept("The mayor decides.", "--sources").stdout
+    otherwise = ParsedText("Other", "application/pdf", Layout.of("Other"))
+    monkeypatch.setattr("library.parsing.read_text", lambda *_: otherwise)
+    result = ask_kept("The mayor decides.", "--sources")
+    assert result.stderr == "looked in paper.pdf, page 2\n"
+    assert result.stdout.endswith("paper.pdf, page 2:\n(its text is not at hand)\n")
