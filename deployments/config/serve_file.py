@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
-
-from ray.serve.schema import ServeDeploySchema
+from typing import TYPE_CHECKING, Any
 
 from deployments.config.named_models import read_application
 from deployments.config.plans import deployment_plans
@@ -19,6 +17,9 @@ from deployments.config.serve_config import ApplicationConfig
 from deployments.config.tenants import is_loopback
 from rapid.config_errors import read_yaml, validate
 from rapid.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ray.serve.schema import ServeDeploySchema
 
 BUILDER = "deployments.app:build"
 _MADE_FROM_ARGS = ("user_config", "autoscaling_config", "num_replicas", "request_router_config")
@@ -65,6 +66,8 @@ def read_applications(settings: dict[str, Any], prefix: str = "") -> dict[str, A
 
     Nothing but the file's content is looked at; arguments and errors are `check_applications`'s.
     """
+    from ray.serve.schema import ServeDeploySchema  # a second, in which `doctor` asks the hub
+
     front = front_of(settings)
     file = validate(ServeDeploySchema, settings, prefix=prefix, top="file", extra="forbid")
     configs: dict[str, ApplicationConfig] = {}

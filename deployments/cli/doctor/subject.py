@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deployments.cli.addresses import address_of, joins_cluster
 from rapid.threads import begin
@@ -62,23 +63,42 @@ class Subject:
         subject = cls(path, joins_cluster=joins_cluster())
         try:
             settings = read_yaml(path, "serve_config.yaml")
+            absence = begin(partial(_why_absent, settings))  # which waits for another machine
             configs = read_applications(settings, f"{path}: ")
             front = front_of(settings)
         except ConfigurationError as error:
             return replace(subject, misreading=str(error))
-        refusal = begin(lambda: _why_refused(configs))
+        refusal = begin(partial(_why_refused, configs, absence))
         return replace(
             subject, address=address_of(path), front=front, configs=configs, refusal=refusal
         )
 
 
-def _why_refused(configs: Mapping[str, ApplicationConfig]) -> str:
-    from deployments.config.preflight import check_hub, preflight
+def _why_absent(settings: dict[str, Any]) -> str:
+    """Return why a model of a file can be had nowhere; empty if all can, or the file is wrong."""
+    from deployments.config.named_models import read_application
+    from deployments.config.preflight import check_hub
+    from deployments.config.serve_file import applications_of
     from rapid.errors import ConfigurationError
 
     try:
+        for application in applications_of(settings):
+            check_hub(read_application(application.get("args") or {}))
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def _why_refused(configs: Mapping[str, ApplicationConfig], absence: Future[str]) -> str:
+    import transformers  # noqa: F401 (which takes its time, while the hub is asked)
+
+    from deployments.config.preflight import preflight
+    from rapid.errors import ConfigurationError
+
+    if why := absence.result():
+        return why
+    try:
         for config in configs.values():
-            check_hub(config)
             preflight(config)
     except ConfigurationError as error:
         return str(error)

@@ -13,8 +13,8 @@ from rapid.checkpoints.files import checkpoint_source
 from rapid.errors import ConfigurationError, first_line
 from rapid.threads import begin
 
-_WAIT_S = 3.0  # for all models together, name service included: a hub that is slower is away
-_TIMEOUT_S = 2.5  # of one request, so that its own reason comes before ours
+_WAIT_S = 1.8  # for all models together, name service included: a hub that is slower is away
+_TIMEOUT_S = 1.5  # of one request, so that its own reason comes before ours
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 

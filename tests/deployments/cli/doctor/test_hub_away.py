@@ -6,10 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from deployments.cli.doctor.subject import Subject
+from deployments.config import preflight, serve_file
 from rapid.embedded import DRAFTER, TARGET
 from tests.deployments.cli.doctor.healthy import ROOT, write_config
 
@@ -47,3 +51,19 @@ def test_a_hub_that_accepts_and_says_nothing_is_asked_once(command: str, tmp_pat
     said = "is fine" if command == "check-config" else "2 named, and all are here"
     assert said in done.stdout, done.stderr
     assert "retry" not in done.stderr.lower()
+
+
+def test_the_hub_is_asked_while_the_file_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Both take more than a second, and `doctor` less than three."""
+    was_asked = threading.Event()
+    read = serve_file.read_applications
+
+    def read_when_asked(*arguments: Any) -> Any:
+        assert was_asked.wait(60.0)
+        return read(*arguments)
+
+    monkeypatch.setattr(preflight, "check_hub", lambda config: was_asked.set())
+    monkeypatch.setattr(serve_file, "read_applications", read_when_asked)
+    assert Subject.read(write_config(tmp_path)).problem == ""
