@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from deployments.cli.evals.eval_options import EvalOptions
@@ -89,11 +90,17 @@ def show_list(*, as_json: bool) -> None:
         }
         print_json(described)
         return
+    # Fifty recipes are of a few tasks: the names of each are a paragraph.
+    by_tasks: dict[str, list[str]] = {}
+    for name, tasks in rows.pop("recipes"):
+        by_tasks.setdefault(tasks, []).append(name)
     for title, entries in rows.items():
         table = Table(title=title, title_justify="left", show_header=False, box=None)
         for entry in entries:
             table.add_row(*map(escape, entry))
         out.print(table)
+    for tasks, names in by_tasks.items():
+        out.print(Padding(f"[italic]recipes for {tasks}[/]\n{', '.join(names)}", (0, 1)))
 
 
 def _settings_of(system: System, plan: Plan) -> str:
