@@ -8,6 +8,9 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 
 .PHONY: install lint check test test-slow test-gpu test-mutants test-security test-clients test-console test-compliance test-faults test-faults-quick test-faults-nodes test-kills run stop bench bench-quick bench-fairness eval eval-quick eval-text table-1 manifests docs test-dashboard clean
 
+# Where it is set, as in some images, every process and every worker of the tests compiles all sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 install: .venv/.installed
 
 .venv/.installed: pyproject.toml constraints.txt
