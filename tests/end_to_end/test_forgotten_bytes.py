@@ -160,7 +160,9 @@ def test_no_process_and_no_file_has_a_word_of_what_is_deleted(server: Server) ->
             break
         server.use(3 + number, 800, OTHER)
         found = server.find(wanted)
-    assert not found
+    # It relays bytes, and a buffer of its connections may have what it received until it is used
+    # again, as docs/security.md says.
+    assert not found.keys() - {"ray::ProxyActor"}, found
     assert find_in_files(server.folder, wanted) == set()
     assert find_in_files(server.ray_folder, wanted) == set()
 
