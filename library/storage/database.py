@@ -196,10 +196,12 @@ class Database:
                 driver: Any = raw.driver_connection
                 # While it waits for readers, no other process can write.
                 await driver.execute(f"PRAGMA busy_timeout = {int(1000 * _OLDER_S)}")
-                cursor = await driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                is_busy = bool((await cursor.fetchone())[0])
-                await cursor.close()
-                await driver.execute(f"PRAGMA busy_timeout = {int(1000 * _WAIT_S)}")
+                try:
+                    cursor = await driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                    is_busy = bool((await cursor.fetchone())[0])
+                    await cursor.close()
+                finally:  # the connection goes back to others
+                    await driver.execute(f"PRAGMA busy_timeout = {int(1000 * _WAIT_S)}")
         path = Path(str(self._engine.url.database))
         words = b"" if word is None else word.encode()
         found = await asyncio.to_thread(_search, [path, Path(f"{path}-wal")], words)

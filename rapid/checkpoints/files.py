@@ -9,6 +9,7 @@ from typing import Any
 
 from rapid.catalogue import find, local_path
 from rapid.checkpoints.gguf import SUFFIX, is_gguf, read_settings, read_tokenizer
+from rapid.documents import keep_no_words
 from rapid.embedded import DRAFTER, TARGET
 from rapid.errors import ConfigurationError, first_line
 
@@ -79,10 +80,7 @@ def load_tokenizer(model: str) -> Any:
         raise ConfigurationError(
             f"model {model!r} has no usable tokenizer: {first_line(error)}"
         ) from error
-    # Else each thread keeps ten thousand for as long as it lives, also of texts that are deleted:
-    # BPE has no way to drop them. A million characters of English take 0.1 s longer.
-    if hasattr(tokenizer.backend_tokenizer.model, "_resize_cache"):
-        tokenizer.backend_tokenizer.model._resize_cache(0)
+    keep_no_words(tokenizer)
     return tokenizer
 
 

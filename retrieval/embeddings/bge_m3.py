@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
+from rapid.documents import keep_no_words
 from retrieval.chunking import RetrievedChunk
 from retrieval.embeddings.embedding import (
     Embedding,
     SparseVector,
     VectorSpace,
     device_named,
-    keep_no_words,
 )
 from retrieval.embeddings.priority_lock import PriorityLock
 from retrieval.retrieval_errors import EmbedderFailed

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid.catalogue import check_weights, local_path
+from rapid.documents import keep_no_words
 from rapid.errors import ConfigurationError
 from retrieval.chunking import RetrievedChunk
 from retrieval.embeddings.bge_m3 import BGEM3Embedder
@@ -20,7 +21,6 @@ from retrieval.embeddings.embedding import (
     SparseVector,
     VectorSpace,
     device_named,
-    keep_no_words,
 )
 from retrieval.embeddings.priority_lock import PriorityLock
 from retrieval.embeddings.terms import content_terms, names, terms

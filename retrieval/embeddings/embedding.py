@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,10 +107,3 @@ def device_named(name: str) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def keep_no_words(tokenizer: Any) -> None:
-    """Have an embedder's tokenizer keep no words of what it reads: texts may be deleted."""
-    model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    if hasattr(model, "_resize_cache"):
-        model._resize_cache(0)

@@ -1,4 +1,4 @@
-"""What is deleted is looked for in every process of a server and in its files, and comes back."""
+"""After a file is deleted, its words are in no process and no file of a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stores have of texts is found by the names of these, while retrievers use them."""
+"""`find_texts` finds passages that a store has of given texts, while retrievers use the store."""
 
 from pathlib import Path
 

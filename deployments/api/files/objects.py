@@ -36,7 +36,7 @@ def file_object(row: FileRow, progress: tuple[int, int] | None = None) -> Json:
             "pages": row.num_pages,
             "sha256": row.sha256,
             **_prefill_of(row),
-            **(dict(zip(("done", "of"), progress, strict=True)) if progress else {}),
+            **_progress_of(progress),
         },
     }
 
@@ -67,8 +67,9 @@ def store_object(row: VectorStoreRow, counts: Counter[str], num_bytes: int) -> J
     }
 
 
-def store_file_object(row: StoreFileRow) -> Json:
-    """Return a ``vector_store.file``."""
+def store_file_object(row: StoreFileRow, progress: tuple[int, int] | None = None) -> Json:
+    """Return a ``vector_store.file``, with how much of it is done while it is worked on."""
+    is_shown = row.status == "in_progress" and progress is not None
     error = None
     if row.error_code is not None:
         error = {"code": row.error_code, "message": row.error_message}
@@ -82,7 +83,12 @@ def store_file_object(row: StoreFileRow) -> Json:
         "last_error": error,
         "chunking_strategy": row.chunking,
         "attributes": row.attributes,
+        **({"rapid": _progress_of(progress)} if is_shown else {}),
     }
+
+
+def _progress_of(progress: tuple[int, int] | None) -> Json:
+    return {} if progress is None else {"done": progress[0], "of": progress[1]}
 
 
 def batch_object(row: FileBatchRow, counts: Counter[str]) -> Json:

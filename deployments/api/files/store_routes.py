@@ -35,7 +35,7 @@ from library.files.stored_documents import StoredText
 from library.files.vector_stores import check_attributes
 from library.library_access import LibraryAccess
 from library.parsing import Layout
-from library.storage.schema import StoreFileRow, VectorStoreRow
+from library.storage.schema import VectorStoreRow
 from rapid.errors import BadRequest
 from retrieval.chunking import Chunk
 from retrieval.indexing import key_of
@@ -180,7 +180,7 @@ class StoreRoutes:
         library = await self._library.get()
         row = await library.stores.get_file(*_file_ids(request))
         progress = await library.jobs.progress(row.file_id, row.store_id)
-        return JSONResponse(_with_progress(row, progress))
+        return JSONResponse(store_file_object(row, progress))
 
     async def _change_file(self, request: Request) -> Response:
         body = await read_fields(self._bodies, request, ChangedStoreFile)
@@ -281,14 +281,6 @@ def _file_ids(request: Request) -> tuple[str, str, str]:
 
 def _resolve(chunking: Chunking | None) -> dict[str, Any] | None:
     return chunking.resolve() if chunking else None
-
-
-def _with_progress(row: StoreFileRow, progress: tuple[int, int] | None) -> dict[str, Any]:
-    """Return a file of a store, with how many of its pages or passages are done."""
-    body = store_file_object(row)
-    if row.status == "in_progress" and progress is not None:
-        body["rapid"] = {"done": progress[0], "of": progress[1]}
-    return body
 
 
 def _place(layout: Layout, chunk: Chunk) -> dict[str, Any]:

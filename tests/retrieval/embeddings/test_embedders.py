@@ -96,7 +96,7 @@ def test_a_tokenizer_of_an_embedder_keeps_no_word_of_what_it_has_read(kind):
 import string
 from types import SimpleNamespace
 from tokenizers import Tokenizer, models, pre_tokenizers
-from retrieval.embeddings.embedding import keep_no_words
+from rapid.documents import keep_no_words
 letters = " ." + string.ascii_letters
 tokenizer = Tokenizer(models.{made[kind]})
 tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

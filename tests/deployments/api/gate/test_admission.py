@@ -50,10 +50,14 @@ def places(
     return admission, clock
 
 
+async def pass_through(admission: Admission, tenant: str) -> None:
+    async with admission.place(tenant):
+        pass
+
+
 async def refused(admission: Admission, tenant: str) -> Overloaded:
     with pytest.raises(Overloaded) as refusal:
-        async with admission.place(tenant):
-            pass
+        await pass_through(admission, tenant)
     return refusal.value
 
 
@@ -163,16 +167,12 @@ class TestLines:
     async def test_who_has_had_less_than_its_share_of_work_waits_longer(self) -> None:
         admission, clock = places(8, 1, wait_s=0.01)
 
-        async def ask(tenant: str) -> None:
-            async with admission.place(tenant):
-                pass
-
         async with admission.place("light"), admission.place("heavy"):
-            waiting = [asyncio.create_task(ask("light"))]
+            waiting = [asyncio.create_task(pass_through(admission, "light"))]
             await asyncio.sleep(0)
             admission._work.charge("heavy", 1.0)
             clock.now = 30.0
-            waiting.append(asyncio.create_task(ask("heavy")))
+            waiting.append(asyncio.create_task(pass_through(admission, "heavy")))
             await asyncio.sleep(0)
             clock.now += 0.01
             with pytest.raises(TooManyRequests):
@@ -183,13 +183,9 @@ class TestLines:
     async def test_who_has_fewer_requests_than_another_that_waits_is_not_refused(self) -> None:
         admission, clock = places(16, 1, wait_s=0.01)
 
-        async def ask(tenant: str) -> None:
-            async with admission.place(tenant):
-                pass
-
         async with admission.place("light"), admission.place("heavy"):
             tenants = ["light", *["heavy"] * 3]
-            light, *heavy = [asyncio.create_task(ask(each)) for each in tenants]
+            light, *heavy = [asyncio.create_task(pass_through(admission, each)) for each in tenants]
             await asyncio.sleep(0)
             clock.now = 30.0
             for each in heavy:
@@ -201,14 +197,12 @@ class TestLines:
     async def test_who_asks_alone_waits_longer_while_it_has_less_than_it_may(self) -> None:
         admission, clock = places(16, 2, shared=1, wait_s=0.01)
 
-        async def ask(tenant: str) -> None:
-            async with admission.place(tenant):
-                pass
-
         async with admission.place("a"):
-            waiting = asyncio.create_task(ask("a"))
+            waiting = asyncio.create_task(pass_through(admission, "a"))
             await asyncio.sleep(0)
-            third = asyncio.create_task(ask("a"))  # beyond the two that it may have at most
+            third = asyncio.create_task(
+                pass_through(admission, "a")
+            )  # beyond the two that it may have at most
             await asyncio.sleep(0)
             clock.now = 30.0
             with pytest.raises(TooManyRequests):
